@@ -1,11 +1,11 @@
-//! Which accelerator the guests run on: found out by booting one, not by looking.
+//! The accelerator of the guests, found out by booting a probe guest.
 //!
-//! **Problem.** On some machines (nested, filtered) `/dev/kvm` opens, creates a VM, and the guest
-//! then hangs for ever without a word. No query tells them from healthy ones.
+//! **Problem.** On some machines (nested, filtered) `/dev/kvm` opens and creates a VM, and the
+//! guest then hangs without any output. No query tells such a machine from a healthy one.
 //!
-//! **Idea.** Boot a probe guest with KVM. When its init has not spoken within [`PROBE_LIMIT`],
+//! **Idea.** Boot a probe guest with KVM. If its init prints nothing within [`PROBE_LIMIT`],
 //! which is many times what KVM needs, the lab emulates instead (TCG). The answer holds until the
-//! machine or QEMU changes, so it is kept in the cache with the boot id. A machine that is itself
+//! machine or QEMU changes, so the cache keeps it with the boot id. A machine that is itself
 //! emulated ([`crate::virtual_host`]) gets more time.
 
 use std::time::{Duration, Instant};
@@ -19,16 +19,16 @@ use crate::lab::LabError;
 use crate::machine::{self, KERNEL_BASICS};
 use crate::qemu::Qemu;
 
-/// How long the probe guest may take until its init speaks.
+/// Timeout for the first output of the probe guest's init.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
-/// The same on a machine that is itself emulated, where KVM needs 15 seconds when others are busy.
+/// The same on a machine that is itself emulated, where KVM needs 15 seconds on busy CPUs.
 const EMULATED_PROBE_LIMIT: Duration = Duration::from_secs(120);
 /// How QEMU's emulator names its processors.
 const EMULATED: &str = "QEMU TCG CPU";
-/// What a guest's init prints when it is up.
+/// The line that a guest's init prints when it is up.
 pub const UP_MARK: &str = "overbook: up";
 
-/// What the user asks for.
+/// The user's choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
     /// KVM where a probe guest boots with it, else TCG.
@@ -39,7 +39,7 @@ pub enum Choice {
     Tcg,
 }
 
-/// What the guests run on.
+/// The accelerator that the guests run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
@@ -50,7 +50,8 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// For QEMU's `-accel`. The translation buffer is kept small: it is memory of the QEMU process.
+    /// The value of QEMU's `-accel`. The translation buffer is small, because it is memory of the
+    /// QEMU process.
     pub fn options(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
@@ -68,7 +69,7 @@ impl std::fmt::Display for Accel {
     }
 }
 
-/// The answer of a probe, and what it depends on.
+/// The result of a probe, and the conditions that it depends on.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {
     boot_id: String,
@@ -76,7 +77,7 @@ struct Known {
     accel: Accel,
 }
 
-/// What the guests will run on.
+/// The accelerator that the guests will run on.
 pub fn choose(
     choice: Choice,
     cache: &Cache,

@@ -1,5 +1,5 @@
-//! Pages of running guests, by what they hold and by the frame behind them: what could be shared,
-//! and what is.
+//! Pages of running guests, by their content and by the frame behind them: pages that could be
+//! shared, and pages that are.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -11,15 +11,15 @@ use sys::remote_memory::RemoteMemory;
 
 /// A page that is not all zeros.
 pub struct GuestPage {
-    /// Where it is in its QEMU process.
+    /// Its address in the QEMU process.
     pub address: u64,
     /// The frame behind it.
     pub frame: u64,
-    /// What it holds.
+    /// Its content.
     pub content: Box<Page>,
 }
 
-/// All pages of these QEMU processes' guests.
+/// All pages of these QEMU processes' guests that are not all zeros.
 ///
 /// # Errors
 /// When a process is gone, or the kernel does not show frames.
@@ -47,7 +47,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// By this table.
+    /// The pages that `table` names.
     #[must_use]
     pub fn by(table: &TableRef<'_>) -> Self {
         let classes = table.records().map(|record| record.sampled).collect();
@@ -55,8 +55,8 @@ impl Named {
         Self { sampling: table.sampling(), classes, hashes }
     }
 
-    /// Of the pages that it names: how many have the same content as another one, and how many of
-    /// these have the same frame as another one.
+    /// Among the pages that the table names: the number with the same content as another one, and
+    /// the number with the same frame as another one.
     #[must_use]
     pub fn alike(&self, pages: &[GuestPage]) -> (u64, u64) {
         let in_class =

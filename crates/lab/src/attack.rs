@@ -1,12 +1,12 @@
-//! Attackers: processes that try to break the walls between tenants, as the user that they would
-//! be.
+//! Attackers: processes that try to break the isolation between tenants, with the uid that a real
+//! attacker would have.
 //!
-//! **Problem.** A test within one process and one uid proves little about a neighbour of another
-//! uid.
+//! **Problem.** A test within one process and one uid proves little about a neighbour with
+//! another uid.
 //!
-//! **Idea.** Each attack is one module with one function that attacks until its process is ended,
-//! and prints one line for each thing that it saw. [`Attacker::start`] runs it as a process of its
-//! own; the tests of attacks use it one by one, the scenario `walls` all at once.
+//! **Idea.** Each attack is one module with one function. The function attacks until its process
+//! is ended, and prints one line for each observation. [`Attacker::start`] runs it as a process
+//! of its own. A test of an attack runs one; the scenario `walls` runs all at once.
 //!
 //! **Invariants.** An attacker dies with the process that started it. It stays on this machine.
 
@@ -55,7 +55,7 @@ const ATTACKS: &[Attack] = &[
     ("stuck_nbd", stuck_nbd::attack),
 ];
 
-/// Prints one line of what an attacker saw.
+/// Prints one observation of an attacker as a line.
 fn saw(what: &str) {
     println!("saw: {what}");
 }
@@ -87,7 +87,7 @@ pub struct Attacker {
 }
 
 impl Attacker {
-    /// Starts the attack `name` with `args` as the user `uid`, who is root where there is none.
+    /// Starts the attack `name` with `args` as the user `uid`; `None`: as this process's user.
     ///
     /// # Errors
     /// The program cannot be copied to a place where that user may run it, or cannot be started.
@@ -95,7 +95,7 @@ impl Attacker {
         Self::start_as("overbook-lab", name, args, uid)
     }
 
-    /// The same, as a program that is called `program`.
+    /// Same as [`Self::start`], with the program under the name `program`.
     ///
     /// # Errors
     /// As for [`Self::start`].
@@ -131,18 +131,18 @@ impl Attacker {
         self.child.identity().pid
     }
 
-    /// The next line of what it saw; `None`: there was none within `limit`, or it has ended.
+    /// The next observation. `None`: there was none within `limit`, or the attacker has ended.
     pub fn saw(&self, limit: Duration) -> Option<String> {
         self.lines.recv_timeout(limit).ok()
     }
 
-    /// All lines that it has printed and that were not asked for yet.
+    /// All observations that were printed and not yet returned.
     pub fn all_seen(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 }
 
-/// Whether the other side has ended the connection; what it has said stays where it is.
+/// Whether the peer has closed the connection. Data that the peer has sent stays unread.
 fn has_gone(stream: &impl AsFd) -> bool {
     let mut looked = [PollFd::new(stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -152,7 +152,7 @@ fn has_gone(stream: &impl AsFd) -> bool {
 
 impl Drop for Attacker {
     fn drop(&mut self) {
-        // A process that has ended by itself is as good.
+        // An error means that the process has ended by itself, which is as good.
         let _ = self.child.signal(Signal::KILL);
         let _ = self.child.wait_for(Duration::from_secs(10));
     }

@@ -6,21 +6,22 @@
 //! at most 100 MiB of a guest in one step
 //! ```
 //!
-//! Proxmox takes a step every ten seconds; here it is taken whenever [`step`] is called. The guest
-//! chooses what goes: its page cache first, then by its own swap.
+//! Proxmox takes a step every ten seconds; here each call of [`step`] takes one. The guest
+//! chooses the memory that it gives up: first its page cache, then memory that it swaps out
+//! itself.
 
 use model::Bytes;
 
 use crate::lab::{Lab, LabError};
 
-/// How full the host should be, in percent.
+/// Target occupancy of the host, in percent.
 const FULL_PERCENT: u64 = 80;
-/// How much a guest loses or gets in a step at most.
+/// The most that a guest loses or gets in one step.
 const MOST: Bytes = Bytes::mib(100);
-/// Less than this is not worth a balloon's work.
+/// A smaller change is not worth a balloon operation.
 const LITTLE: Bytes = Bytes::mib(1);
 
-/// One step of a host that has `memory`, of which so much is `used`; no guest gets below `least`.
+/// One step of a host that has `memory`, of which `used` is in use. No guest gets below `least`.
 ///
 /// # Errors
 /// When a QEMU does not answer.
@@ -40,7 +41,7 @@ pub fn step(lab: &Lab, used: Bytes, memory: Bytes, least: Bytes) -> Result<(), L
     Ok(())
 }
 
-/// What each guest of so much, and so much RAM, is to have.
+/// The target of each guest. `has` holds a guest's present memory and its RAM.
 fn targets(has: &[(Bytes, Bytes)], used: Bytes, goal: Bytes, least: Bytes) -> Vec<Bytes> {
     let is_take = used > goal;
     let amount = if is_take { used.minus(goal) } else { goal.minus(used) };

@@ -1,17 +1,18 @@
-//! The cache: everything the lab downloads or builds, made once and never half.
+//! The cache: everything that the lab downloads or builds. Each entry is made once, and is
+//! complete.
 //!
-//! **Idea.** An entry is a directory or file whose name says what is in it (package and version, or
-//! a hash of the content). It is built under a temporary name beside its place and renamed when it
-//! is complete, so an interrupted build leaves nothing that looks finished, and two labs that build
-//! the same entry at once do no harm: the second finds the first's.
+//! **Idea.** An entry is a directory or file whose name states its content (package and version,
+//! or a hash of the content). It is built under a temporary name in the cache and renamed when it
+//! is complete, so an interrupted build leaves nothing that looks finished. Two labs may build
+//! the same entry at once: the second one uses the entry of the first.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Names the cache directory, instead of the user's own cache.
+/// The environment variable that names the cache directory, instead of the user's own cache.
 pub const CACHE_VARIABLE: &str = "OVERBOOK_LAB_CACHE";
 
-/// What can go wrong with the cache.
+/// Errors of the cache.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// Neither variable that could place the cache is set.
@@ -22,7 +23,7 @@ pub enum CacheError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -52,18 +53,18 @@ impl Cache {
         Ok(Self { root })
     }
 
-    /// Where the cache lies.
+    /// The cache's directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where the entry is, if it has been made.
+    /// The path of the entry, if the entry exists.
     pub fn find(&self, name: &str) -> Option<PathBuf> {
         let path = self.root.join(name);
         path.exists().then_some(path)
     }
 
-    /// The directory `name`; `fill` fills it when it is not there yet.
+    /// The directory `name`. `fill` fills it if it does not exist.
     pub fn directory<E: From<CacheError>>(
         &self,
         name: &str,
@@ -77,14 +78,14 @@ impl Cache {
         let path = self.root.join(name);
         match std::fs::rename(temporary.path(), &path) {
             Ok(()) => drop(temporary.keep()),
-            // Somebody else finished it first; theirs is as good.
+            // Another process finished it first; its entry is as good.
             Err(_) if path.is_dir() => {}
             Err(source) => return Err(CacheError::Io { path, source }.into()),
         }
         Ok(path)
     }
 
-    /// The file `name`, written when it is not there yet (or always, with `replace`).
+    /// The file `name`, written if it does not exist (or always, with `replace`).
     pub fn file(&self, name: &str, content: &[u8], replace: bool) -> Result<PathBuf, CacheError> {
         let path = self.root.join(name);
         if replace || !path.exists() {
@@ -96,7 +97,7 @@ impl Cache {
         Ok(path)
     }
 
-    /// A directory inside the cache that disappears when it is dropped.
+    /// A directory inside the cache that is removed on drop.
     pub fn scratch(&self) -> Result<tempfile::TempDir, CacheError> {
         tempfile::Builder::new()
             .prefix("tmp-")

@@ -1,9 +1,9 @@
-//! What each page of a guest is for, as the guest itself says (`guest/src/census.rs`).
+//! The use of each page of a guest, as the guest itself reports it (`guest/src/census.rs`).
 //!
-//! The guest writes a letter for each of its page frames to its data disk, again and again. Here a
-//! fresh count is waited for, and the guest is paused, so that its memory stays as it was counted.
-//! Guest RAM is one piece of QEMU's memory, in the order of the guest's frames: its first address
-//! and a page's own tell the frame.
+//! The guest repeatedly writes a letter for each of its page frames to its data disk. The host
+//! waits for a new count and pauses the guest, so that its memory stays as it was counted. Guest
+//! RAM is one range of QEMU's memory, in the order of guest frames. The frame of a page follows
+//! from its address and the start of the range.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use serde_json::json;
 use crate::lab::{Lab, LabError, Machine};
 use crate::machine::MachineSpec;
 
-/// How often a guest counts, in seconds.
+/// Interval between a guest's counts, in seconds.
 const EVERY_S: u32 = 5;
-/// How long that may take on a busy host.
+/// Timeout for one count on a busy host.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Letters for 4 GiB.
+/// Size of the data disk: letters for 4 GiB.
 const DISK: Bytes = Bytes::mib(1);
 const PAGE_LEN: u64 = 4096;
 
-/// What a page of a guest is for.
+/// The use of a guest's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Code of a system's program.
+    /// Code of one of the system's programs.
     Code,
-    /// Other pages of files that a program has mapped, as the files have them.
+    /// Other pages of files that a program has mapped, with the file's content.
     Constant,
     /// A program's other memory: heap, variables, threads' stacks.
     Data,
@@ -34,9 +34,9 @@ pub enum Kind {
     Stack,
     /// Pages of files that no program has mapped.
     File,
-    /// The guest's kernel's, and of the programs that the lab brings.
+    /// Memory of the guest's kernel, and of the programs that the lab adds.
     System,
-    /// Nobody's.
+    /// Free memory.
     Free,
 }
 
@@ -60,15 +60,15 @@ impl Kind {
     }
 }
 
-/// What a paused guest's pages are for.
+/// The use of a paused guest's pages.
 #[derive(Debug)]
 pub struct Census {
-    /// Where its RAM begins in its QEMU process.
+    /// Start address of its RAM in the QEMU process.
     start: u64,
     kinds: Vec<Kind>,
 }
 
-/// The same guest, which counts.
+/// The same guest, which counts its pages.
 #[must_use]
 pub fn counting(mut spec: MachineSpec) -> MachineSpec {
     spec.workload.extend(["--census-s".to_owned(), EVERY_S.to_string()]);
@@ -96,7 +96,7 @@ impl Census {
         Ok(Self { start, kinds })
     }
 
-    /// What the page at this address of the QEMU process is for; `None`: it is not the guest's.
+    /// The use of the page at this address of the QEMU process; `None`: it is not the guest's.
     #[must_use]
     pub fn kind_of(&self, address: u64) -> Option<Kind> {
         let frame = address.checked_sub(self.start)? / PAGE_LEN;
@@ -104,7 +104,7 @@ impl Census {
     }
 }
 
-/// `Host virtual address for 0x0 (pc.ram) is 0x7f0000000000`
+/// The address in `Host virtual address for 0x0 (pc.ram) is 0x7f0000000000`.
 fn address(said: &str) -> Option<u64> {
     let hex = said.trim().rsplit_once(" is 0x")?.1;
     u64::from_str_radix(hex, 16).ok()

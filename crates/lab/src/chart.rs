@@ -1,5 +1,5 @@
-//! One kind of plot: something over time (or over sizes, or one value per workload), a line per
-//! guest or method, with marks where phases begin.
+//! One kind of plot: values over time (or over sizes, or one value per workload). It has a line
+//! per guest or method, and marks where phases begin.
 
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
@@ -9,24 +9,24 @@ const SIZE: (u32, u32) = (880, 320);
 /// A line of a plot.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Where on the axis across, and values.
+    /// Positions on the horizontal axis, and values.
     pub points: Vec<(f64, f64)>,
 }
 
 /// A plot.
 #[derive(Debug, Clone)]
 pub struct Chart {
-    /// What the values are.
+    /// The unit of the values.
     pub unit: &'static str,
-    /// What the axis across is: mostly seconds.
+    /// The label of the horizontal axis: mostly seconds.
     pub across: &'static str,
     /// Whether the scale is logarithmic; then no value may be below 1.
     pub is_log: bool,
     /// The lines.
     pub lines: Vec<Line>,
-    /// Places on the axis across with their names.
+    /// Positions on the horizontal axis with their names.
     pub marks: Vec<(f64, String)>,
 }
 

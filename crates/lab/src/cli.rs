@@ -18,9 +18,9 @@ use crate::scenario::{self, Context, SCENARIOS, Scenario};
 use crate::virtual_host::{HostError, USUAL_MEMORY, VirtualHost};
 use crate::{attack, fleet, nbd_servers, state, status, stress};
 
-/// As `timeout` has it.
+/// The exit code that `timeout` uses.
 const EXIT_TIMED_OUT: u8 = 124;
-/// No code of a script, but of `overbook lab host` itself.
+/// The exit code of `overbook lab host` itself, as opposed to a script's.
 const EXIT_NO_HOST: u8 = 125;
 
 /// Real QEMU guests on this machine: to try Overbook, and to measure what it is worth.
@@ -38,7 +38,7 @@ struct Common {
     /// Directory of the lab's state [default: $OVERBOOK_LAB_DIR, or /var/tmp/overbook-lab-UID]
     #[arg(long, global = true, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// What the guests run on; `auto` boots a probe guest to find out
+    /// Accelerator of the guests; `auto` boots a probe guest to find out
     #[arg(long, global = true, value_enum, default_value = "auto")]
     accel: Choice,
     /// Print JSON
@@ -68,8 +68,8 @@ enum Command {
         /// Seed of everything random
         #[arg(long, value_name = "N", default_value_t = 1)]
         seed: u64,
-        /// How long, for each `-soak`, kvm-host, readings, shim-stress, starve, walls; at rest
-        /// dedup-vs-ksm
+        /// How long, for each `-soak`, kvm-host, readings, shim-stress, starve, walls; for
+        /// dedup-vs-ksm, the time at rest
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1440))]
         minutes: Option<u32>,
         /// A kernel for kvm-host, such as 6.12 [default: 6.1, 6.12 and newest]; repeatable
@@ -91,7 +91,7 @@ enum Command {
         #[arg(allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Be a shim's worst worker, for `shim-stress`
+    /// Act as a hostile worker of a shim, for `shim-stress`
     #[command(hide = true)]
     Torment {
         #[arg(long)]
@@ -133,7 +133,7 @@ struct HostArgs {
     /// A file to copy into the script's directory, a program with its libraries; repeatable
     #[arg(long = "file", value_name = "PATH")]
     files: Vec<PathBuf>,
-    /// Keep what its kernel says in this file
+    /// Write its kernel's console to this file
     #[arg(long, value_name = "PATH")]
     console: Option<PathBuf>,
 }
@@ -160,7 +160,7 @@ fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
     scenario::find(name).ok_or_else(|| format!("no such scenario; there is: {}", known.join(", ")))
 }
 
-/// Does what the command line says. Exit code 0: done and passed; 1: failed; 130: interrupted.
+/// Runs the command line. Exit code 0: done and passed; 1: failed; 130: interrupted.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let is_host = matches!(cli.command, Command::Host(_));
@@ -173,7 +173,7 @@ pub fn main() -> ExitCode {
         Err(LabError::Interrupted(_) | LabError::Host(HostError::Interrupted(_))) => {
             ExitCode::from(EXIT_INTERRUPTED)
         }
-        // An interruption ends helpers too, which then fail in their own words.
+        // An interruption ends helper programs too, which then fail with errors of their own.
         Err(_) if interrupt::interrupted() => ExitCode::from(EXIT_INTERRUPTED),
         Err(error) => {
             eprintln!("overbook lab: {error}");
@@ -186,7 +186,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// For a process that holds a lab: what its helpers leave behind becomes its own child, and ends.
+/// For a process that holds a lab: it adopts the processes that its helpers leave behind, and
+/// ends them.
 fn as_parent_of_all(
     hold: impl FnOnce() -> Result<ExitCode, LabError>,
 ) -> Result<ExitCode, LabError> {

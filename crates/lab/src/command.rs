@@ -16,10 +16,10 @@ pub enum CommandError {
     Start {
         /// Its name.
         program: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The program said no.
+    /// The program failed.
     #[error("{program} failed ({status}): {output}")]
     Failed {
         /// Its name.
@@ -34,11 +34,11 @@ pub enum CommandError {
     Interrupted(#[from] Interrupted),
 }
 
-/// Names the directory of Overbook's own programs, for those who are not installed among them:
-/// tests.
+/// The environment variable that names the directory of Overbook's own programs. Programs that
+/// are not installed among them (tests) need it.
 pub const PROGRAMS_VARIABLE: &str = "OVERBOOK_BIN";
 
-/// Where Overbook's own program `name` should be: among the others, which lie beside this one.
+/// The expected path of Overbook's own program `name`: next to this program.
 ///
 /// # Errors
 /// When the system does not say where this program is.
@@ -52,7 +52,7 @@ pub fn own_program(name: &str) -> io::Result<PathBuf> {
 /// Runs `program` and returns what it wrote to standard output.
 pub fn run(program: &str, spawn: Spawn) -> Result<Vec<u8>, CommandError> {
     let failed = |source| CommandError::Start { program: program.to_owned(), source };
-    // Files, not pipes: nothing to read in parallel, nothing to block on.
+    // Files, not pipes: nothing has to be read in parallel, and nothing blocks.
     let (mut out, mut err) =
         (tempfile::tempfile().map_err(failed)?, tempfile::tempfile().map_err(failed)?);
     let spawn = spawn

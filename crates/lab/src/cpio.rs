@@ -1,12 +1,12 @@
 //! Writes an initramfs: the "newc" cpio format that the kernel unpacks.
 //!
-//! Each entry is a header of thirteen hexadecimal numbers, the name and the content, both padded to
-//! four bytes; an entry named `TRAILER!!!` ends it (Linux, `driver-api/early-userspace/buffer-
-//! format`).
+//! Each entry is a header of thirteen hexadecimal numbers, the name and the content, both padded
+//! to four bytes. An entry named `TRAILER!!!` ends the archive (Linux,
+//! `driver-api/early-userspace/buffer-format`).
 
 use std::collections::BTreeSet;
 
-/// An initramfs in the making.
+/// An initramfs under construction.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -19,7 +19,7 @@ const EXECUTABLE: u32 = 0o100_755;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
 impl Archive {
-    /// Adds a file, and before it those of its parents that are not there yet.
+    /// Adds a file, and before it those of its parent directories that are missing.
     pub fn file_with_parents(&mut self, name: &str, content: &[u8]) {
         let parents = name.match_indices('/').map(|(end, _)| &name[..end]);
         for parent in parents.filter(|parent| !parent.is_empty()) {

@@ -1,8 +1,8 @@
 //! Overbook's own daemon in the lab: the real program, with a configuration made from the guests.
 //!
-//! **Idea.** An experiment runs what a user runs: the `overbook` binary as a process of its own,
-//! told by a file and signals, read through its API. Nothing of it is linked into the experiment,
-//! so it can be killed at any moment.
+//! **Idea.** An experiment runs the same program as a user: the `overbook` binary as a process of
+//! its own. It is configured by a file and signals, and read through its API. The experiment
+//! links none of it, so the daemon can be killed at any moment.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,36 +19,38 @@ use crate::lab::{Lab, LabError, Machine};
 
 /// The helper's name in the lab.
 const NAME: &str = "daemon";
-/// How long it may take to answer after its start.
+/// Timeout for its first answer after a start.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// Guests of this group are in none of the daemon's: it watches them, and leaves them alone.
+/// The group of guests that are in none of the daemon's groups: it observes them, and leaves them
+/// alone.
 pub const OUTSIDE: &str = "outside";
 
-/// What it is told about all groups.
+/// Settings for all groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// What it may do with balloons.
+    /// Its use of balloons.
     pub mode: Mode,
-    /// How identical pages are looked for.
+    /// Its search for identical pages.
     pub dedup: DedupSpec,
-    /// What becomes of memory that guests free.
+    /// Its handling of memory that guests free.
     pub free_pages: FreePagesSpec,
-    /// What learning working sets may cost.
+    /// Its budget for the tracking of working sets.
     pub tracking: TrackingBudget,
-    /// What the host pages out of what guests do not touch.
+    /// Its paging of memory that guests do not touch.
     pub cold: ColdSpec,
-    /// Who gets a group's surplus.
+    /// The distribution of a group's surplus.
     pub policy: Policy,
-    /// Whether groups lend each other what they leave idle.
+    /// Whether groups lend each other idle memory.
     pub lend: bool,
-    /// What each VM is guaranteed, and its least; `None`: what it was provisioned with, and half of
-    /// that. A group pays for what its VMs were provisioned with in any case.
+    /// Guarantee of each VM, and its least. `None`: the guarantee is the provisioned memory, and
+    /// the least is half of that. In either case a group pays for the memory that its VMs were
+    /// provisioned with.
     pub guaranteed: Option<Bytes>,
 }
 
 impl From<Mode> for Settings {
-    /// A mode alone: nothing is merged, and who is short gets the surplus.
+    /// A mode alone: no page is merged, and VMs that are short get the surplus.
     fn from(mode: Mode) -> Self {
         let (dedup, tracking) = (DedupSpec::Off, TrackingBudget::default());
         let (policy, free_pages) = (Policy::Demand, FreePagesSpec::Off);
@@ -57,10 +59,10 @@ impl From<Mode> for Settings {
     }
 }
 
-/// What else it is told about all groups where these are promised more than there is.
+/// Further settings for all groups, where these are promised more memory than there is.
 #[derive(Debug, Clone)]
 pub struct Overbooked {
-    /// What each pays for.
+    /// The budget that each group pays for.
     pub budget: Bytes,
     /// Tables of pages that their VMs share, if there are any.
     pub tables: Vec<PathBuf>,
@@ -87,7 +89,7 @@ impl Daemon {
         Self::start_with(lab, settings.into(), None)
     }
 
-    /// The same for groups that are promised more than there is.
+    /// Same as [`Self::start`], for groups that are promised more memory than there is.
     ///
     /// # Errors
     /// As for [`Self::start`].
@@ -121,7 +123,7 @@ impl Daemon {
         self.process
     }
 
-    /// Its latest tick, whole.
+    /// Its latest tick, complete.
     ///
     /// # Errors
     /// When it does not answer.
@@ -129,19 +131,20 @@ impl Daemon {
         Ok(self.client.get("/v1/case")?)
     }
 
-    /// Its latest tick for who records one every second; `None` when it does not answer just now.
+    /// Its latest tick, for a caller that records one every second. `None`: it does not answer
+    /// just now.
     ///
     /// # Errors
-    /// When it has died: what comes after is not its work.
+    /// When it has died: a later recording would not show its work.
     pub fn latest(&self) -> Result<Option<Case>, LabError> {
         self.ensure_alive()?;
         Ok(self.case().ok())
     }
 
-    /// Nothing, as long as it lives.
+    /// Checks that it is alive.
     ///
     /// # Errors
-    /// When it has died, with what it said.
+    /// When it has died; the error holds its log.
     pub fn ensure_alive(&self) -> Result<(), LabError> {
         if self.process.is_alive() {
             return Ok(());
@@ -149,7 +152,7 @@ impl Daemon {
         Err(LabError::Daemon(std::fs::read_to_string(&self.log).unwrap_or_default()))
     }
 
-    /// Changes the mode as an operator does: a new file and SIGHUP.
+    /// Changes the mode as an operator does: by a new file and SIGHUP.
     ///
     /// # Errors
     /// When the file cannot be written or the daemon is gone.
@@ -160,7 +163,7 @@ impl Daemon {
         })
     }
 
-    /// Tells it of guests that have come.
+    /// Tells it of guests that were added.
     ///
     /// # Errors
     /// When the file cannot be written or the daemon is gone.
@@ -177,7 +180,7 @@ impl Daemon {
     /// Kills it (SIGKILL) without any warning.
     ///
     /// # Errors
-    /// When it has died by itself before, or cannot be signalled.
+    /// When it has already died by itself, or cannot be signalled.
     pub fn kill(&self, lab: &mut Lab) -> Result<(), LabError> {
         self.ensure_alive()?;
         lab.end_helper(NAME, true)
@@ -208,7 +211,7 @@ fn socket(dir: &Path) -> PathBuf {
     dir.join("run").join("overbook.sock")
 }
 
-/// One group per group of the guests.
+/// The daemon's configuration: one group for each group of the guests.
 fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>) -> String {
     let dir = lab.dir().display();
     let mode = match settings.mode {

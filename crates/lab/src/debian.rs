@@ -1,16 +1,16 @@
 //! A Debian for guests: real programs on a real file system, as tenants' guests have them.
 //!
-//! **Problem.** Guests with one static program have little in common and nothing that a user runs.
-//! What it is worth to keep identical pages once, and whether that harms a byte, shows on servers,
-//! compilers and their libraries.
+//! **Problem.** Guests with one static program have little in common, and run nothing that a user
+//! runs. Servers, compilers and their libraries show what page sharing saves, and whether it
+//! corrupts a byte.
 //!
 //! **Idea.** `debootstrap` makes the machine's own release from the machine's own mirror, with a
-//! web server, a database and a compiler; `mke2fs -d` makes a file system of it. All guests read
-//! the same image and write to their own memory (an overlay, see `init.sh`). The tree stays beside
-//! the image: what is in the guests' page cache can be known without a guest.
+//! web server, a database and a compiler. `mke2fs -d` makes a file system of it. All guests read
+//! the same image and write to their own memory (an overlay, see `init.sh`). The tree stays next
+//! to the image, so the content of the guests' page cache is known without a guest.
 //!
-//! **Cost.** Once a minute or so, root, and 600 MB of the cache. Its name is a hash of what it is
-//! made of.
+//! **Cost.** Once: about a minute, root, and 600 MB of the cache. The entry's name is a hash of
+//! everything that it is made of.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -25,15 +25,15 @@ use crate::command::{self, CommandError};
 use crate::lab::{Lab, LabError};
 use crate::packages::{self, Apt, PackageError};
 
-/// Beside the smallest Debian that has apt.
+/// Packages in addition to the smallest Debian that has apt.
 const PACKAGES: [&str; 5] = ["nginx", "redis-server", "gcc", "libc6-dev", "make"];
-/// What the one with a relational database has, too.
+/// The additional package of the system with a relational database.
 const DATABASE: &str = "postgresql";
 /// Makes the database that the guests' program `postgres` expects.
 const MAKE_DATABASE: &str = "exec setpriv --reuid=postgres --regid=postgres --clear-groups \
     /usr/lib/postgresql/*/bin/initdb -D /var/lib/postgresql/guest \
     --auth=trust --encoding=UTF8 --locale=C --no-sync";
-/// What no program needs to run.
+/// Directories that no program needs to run.
 const LEFT_OUT: [&str; 6] = [
     "usr/share/doc",
     "usr/share/info",
@@ -42,7 +42,8 @@ const LEFT_OUT: [&str; 6] = [
     "var/cache/apt",
     "var/lib/apt/lists",
 ];
-/// The file system has no journal, for nobody writes to it, and no identity or time of its own.
+/// The file system has no journal, because it is never written, and no identity or time of its
+/// own.
 const FILE_SYSTEM: [&str; 13] = [
     "-q",
     "-t",
@@ -58,30 +59,30 @@ const FILE_SYSTEM: [&str; 13] = [
     "-L",
     "debian",
 ];
-/// Sparse: it takes what is in it.
+/// Size of the image, which is sparse: it occupies only its content.
 const SIZE: &str = "2G";
 const TREE: &str = "tree";
 const IMAGE: &str = "root.ext4";
 
-/// How long the guests may take to check their programs twice.
+/// Timeout for the guests to check their programs twice.
 const CHECK_LIMIT: Duration = Duration::from_secs(600);
 
 /// Why there is no Debian for guests.
 #[derive(Debug, thiserror::Error)]
 pub enum DebianError {
-    /// Its files belong to many users.
+    /// This user is not root; the files of a Debian belong to many users.
     #[error("building a Debian for guests needs root: run this once as root")]
     NotRoot,
     /// debootstrap could not be downloaded, or the mirror is unknown.
     #[error("getting debootstrap failed: {0}")]
     Package(#[from] PackageError),
-    /// debootstrap or mke2fs failed, or is not there.
+    /// debootstrap or mke2fs failed, or is missing.
     #[error("building a Debian for guests failed: {0}")]
     Command(#[from] CommandError),
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// No table of its code.
+    /// The table of its code could not be built.
     #[error(transparent)]
     Table(#[from] OfflineError),
     /// A file operation failed.
@@ -112,7 +113,7 @@ impl Debian {
         Self::of_release(cache, &packages::release_codename())
     }
 
-    /// The same with a relational database.
+    /// Same as [`Self::provide`], with a relational database.
     ///
     /// # Errors
     /// As for [`Self::provide`].
@@ -120,7 +121,7 @@ impl Debian {
         Self::with(cache, &packages::release_codename(), &[&PACKAGES[..], &[DATABASE]].concat())
     }
 
-    /// The same of another release, for example `trixie`, from the same mirror.
+    /// Same as [`Self::provide`] for another release, for example `trixie`, from the same mirror.
     ///
     /// # Errors
     /// As for [`Self::provide`], and when the mirror does not have it.
@@ -162,12 +163,13 @@ fn build(cache: &Cache, codename: &str, packages: &[&str], dir: &Path) -> Result
     eprintln!("lab: building a Debian for guests into {}, a minute", cache.root().display());
     let tools = cache.scratch()?;
     let apt = Apt::open(cache)?;
-    // It needs wget, which not every Debian has.
+    // debootstrap needs wget, which not every Debian has.
     apt.unpack_with_dependencies("debootstrap", tools.path())?;
     let mirror = apt.mirror()?;
     let tree = dir.join(TREE);
     let tool = |path: &str| tools.path().join(path).display().to_string();
-    // It mounts, and its packages might start servers: all that ends with these namespaces.
+    // debootstrap mounts file systems, and its packages might start servers. All that ends with
+    // these namespaces.
     let mut debootstrap = Spawn::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "sh"])
         .arg(tool("usr/sbin/debootstrap"))
@@ -203,18 +205,18 @@ fn build(cache: &Cache, codename: &str, packages: &[&str], dir: &Path) -> Result
     Ok(())
 }
 
-/// Wrong bytes in what the programs of a Debian answered, and wrong files among the programs
-/// themselves, once all guests that have one have checked their programs again from now on.
+/// Wrong bytes in the answers of a Debian's programs, and wrong files among the programs
+/// themselves. It waits until every guest that has a Debian has checked its programs once more.
 ///
 /// # Errors
-/// When no guest has one, or one does not get through its check: then nothing is proven.
+/// When no guest has a Debian, or one does not finish its check: then nothing is proven.
 pub fn bad_bytes(lab: &Lab) -> Result<u64, LabError> {
     let mut total = None;
     for machine in lab.machines().iter().filter(|machine| machine.spec().root_disk.is_some()) {
         let unproven = || LabError::NothingVerified(machine.spec().name.clone());
         let number = |name: &str| machine.last_metric()?.value[name].as_u64();
         let begun = number("checks").ok_or_else(unproven)?;
-        // The check under way may have read a file already.
+        // The check under way may have read a file already, so a second one must follow.
         lab.wait_for("the programs to be checked again", CHECK_LIMIT, |_| {
             Ok(number("checks").is_some_and(|now| now >= begun.saturating_add(2)))
         })?;

@@ -1,7 +1,7 @@
-//! etcd as a pool has it: some members on this host, each a process that can be killed alone.
+//! etcd as a pool has it: several members on this host, each a process that can be killed alone.
 //!
-//! The program comes from the distribution and is unpacked privately, as the lab's QEMU is. Members
-//! listen on loopback ports that were free a moment ago.
+//! The program comes from the distribution and is unpacked privately, like the lab's QEMU.
+//! Members listen on loopback ports that were free a moment ago.
 
 use std::fs::File;
 use std::io;
@@ -16,14 +16,14 @@ use crate::lab::LabError;
 use crate::nbd_servers::free_port;
 use crate::packages::{Apt, PackageError};
 
-/// How long a member may take to end.
+/// Timeout for the end of a member.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Members of one store; dropping it ends them.
 pub struct Members {
     program: PathBuf,
     dir: PathBuf,
-    /// Certificates for the clients' side; `None`: without TLS.
+    /// Directory of the certificates for the client side; `None`: without TLS.
     tls: Option<PathBuf>,
     members: Vec<Member>,
 }
@@ -36,21 +36,21 @@ struct Member {
 }
 
 impl Members {
-    /// Starts so many of them, with their files in `dir`.
+    /// Starts `n` members, with their files in `dir`.
     ///
     /// # Errors
     ///
-    /// There is no such package, or it does not start.
+    /// The package does not exist, or a member does not start.
     pub fn start(n: usize, dir: &Path) -> Result<Self, LabError> {
         Self::start_with(n, dir, None)
     }
 
-    /// The same with TLS: clients need certificates, of which `tls` has the authority's, and the
-    /// members' own.
+    /// Same as [`start`](Self::start) with TLS: clients need certificates. `tls` holds the
+    /// authority's certificate and the members' own.
     ///
     /// # Errors
     ///
-    /// As of [`start`](Self::start).
+    /// As for [`start`](Self::start).
     pub fn start_secured(n: usize, dir: &Path, tls: &Path) -> Result<Self, LabError> {
         Self::start_with(n, dir, Some(tls.to_owned()))
     }
@@ -72,7 +72,7 @@ impl Members {
         Ok(all)
     }
 
-    /// Where clients ask them.
+    /// URLs at which clients ask the members.
     #[must_use]
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = self.scheme();
@@ -83,13 +83,13 @@ impl Members {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    /// So many there are, killed ones included.
+    /// Number of members, killed ones included.
     #[must_use]
     pub fn count(&self) -> usize {
         self.members.len()
     }
 
-    /// Starts a member that was killed, with what it has on disk.
+    /// Starts a killed member again, with its data on disk.
     ///
     /// # Errors
     ///
@@ -130,18 +130,19 @@ impl Members {
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn kill(&mut self, i: usize) -> io::Result<()> {
         let Some(mut child) = self.members[i].child.take() else { return Ok(()) };
         child.signal(Signal::KILL)?;
         child.wait_for(GRACE).map(|_| ())
     }
 
-    /// Stops a member, or lets it go on: it answers nobody and its connections stay.
+    /// Stops a member, or lets it continue. A stopped member answers no client, and its
+    /// connections stay.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn hold(&self, i: usize, is_held: bool) -> io::Result<()> {
         let signal = if is_held { Signal::STOP } else { Signal::CONT };
         self.members[i].child.as_ref().map_or(Ok(()), |child| child.signal(signal))

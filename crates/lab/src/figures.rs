@@ -1,14 +1,15 @@
-//! What a scenario measured: figures with their targets, printed as a table or as one JSON object.
+//! Figures that a scenario measured, with their targets, printed as a table or as one JSON
+//! object.
 //!
-//! **Invariants.** Whether a scenario passed is computed from its targets and cannot be claimed. A
-//! figure that is no finite number (nothing was measured) misses every target. Order is the order
-//! of adding.
+//! **Invariants.** Whether a scenario passed is computed from its targets and cannot be claimed.
+//! A figure that is no finite number (nothing was measured) misses every target. Figures stay in
+//! the order in which they were added.
 
 use std::fmt::{self, Write};
 
 use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
 
-/// What a figure must be.
+/// The target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Target {
     /// `>= x`
@@ -22,7 +23,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Whether `value` meets it; what is no number, or infinite (divided by nothing), meets none.
+    /// Whether `value` meets it. NaN and infinity (a division by zero) meet no target.
     pub fn is_met_by(self, value: f64) -> bool {
         if !value.is_finite() {
             return false;
@@ -54,9 +55,9 @@ pub struct Figure {
     pub value: f64,
     /// Its unit: `s`, `MiB`, `ops/s`, `ratio`, `count`.
     pub unit: &'static str,
-    /// What it must be.
+    /// Its target.
     pub target: Option<Target>,
-    /// What the paper measured, as it says it.
+    /// The result in the paper, in the paper's form.
     pub paper: Option<String>,
     /// How it was measured, in a few words.
     pub note: String,
@@ -73,12 +74,12 @@ impl Figure {
         Self { target: Some(target), ..self }
     }
 
-    /// The same figure beside what the paper measured.
+    /// The same figure with the result in the paper.
     pub fn paper(self, paper: impl Into<String>) -> Self {
         Self { paper: Some(paper.into()), ..self }
     }
 
-    /// Whether it is what it must be.
+    /// Whether it meets its target, if it has one.
     pub fn met(&self) -> bool {
         self.target.is_none_or(|target| target.is_met_by(self.value))
     }
@@ -101,19 +102,19 @@ impl Serialize for Figure {
 pub struct Figures {
     /// The scenario's name.
     pub scenario: String,
-    /// What it ran on.
+    /// The machine that it ran on.
     pub machine: String,
-    /// What everything random in it came from.
+    /// The seed of everything random in it.
     pub seed: u64,
-    /// How often it was measured.
+    /// The number of measurements.
     pub runs: u32,
-    /// What people see above the figures; not part of the JSON object.
+    /// Text above the figures in the table; not part of the JSON object.
     pub preface: String,
     figures: Vec<(String, Figure)>,
 }
 
 impl Figures {
-    /// Nothing measured yet.
+    /// An empty set of figures.
     pub fn new(scenario: &str, machine: String, seed: u64, runs: u32) -> Self {
         Self {
             scenario: scenario.to_owned(),
@@ -135,7 +136,7 @@ impl Figures {
         self.figures.iter().find(|(known, _)| known == name).map(|(_, figure)| figure)
     }
 
-    /// Whether every figure is what it must be. Nothing measured is nothing passed.
+    /// Whether every figure meets its target. An empty set has not passed.
     pub fn passed(&self) -> bool {
         !self.figures.is_empty() && self.figures.iter().all(|(_, figure)| figure.met())
     }
@@ -176,7 +177,7 @@ impl Figures {
     }
 }
 
-/// Three significant places are all that a measurement on a shared machine is worth.
+/// Rounds to three significant digits: a measurement on a shared machine is worth no more.
 fn rounded(value: f64) -> String {
     match value.abs() {
         size if !size.is_finite() => "none".to_owned(),

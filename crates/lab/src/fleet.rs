@@ -1,4 +1,4 @@
-//! The fleet of guests that the lab brings up: what each is for, and what to ask of them together.
+//! The guests that the lab brings up, and questions to all of them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::machine::MachineSpec;
 /// Operations per second of a hard disk that seeks (7200 rpm: about 8 ms per operation).
 pub const HARD_DISK_IOPS: u32 = 150;
 
-/// What each guest is provisioned with.
+/// Memory that each guest is provisioned with.
 pub const BASE: Bytes = Bytes::mib(128);
 const MAX: Bytes = Bytes::mib(384);
 const SWAP: Bytes = Bytes::mib(512);
@@ -18,18 +18,18 @@ const SWAP: Bytes = Bytes::mib(512);
 /// The guest of `shop` that needs more than it has.
 pub const HUNGRY: &str = "shop-1";
 
-/// How long the hungry guest may take to fill its working set, mostly into swap.
+/// Timeout for the hungry guest to fill its working set, mostly into swap.
 const FILL_LIMIT: Duration = Duration::from_secs(90);
 
-/// How long a guest may take to verify its memory twice; at its own pace that is two seconds.
+/// Timeout for a guest to verify its memory twice, which takes two seconds at its own pace.
 const VERIFY_LIMIT: Duration = Duration::from_secs(240);
 
-/// Two tenants: `shop`, where one guest of four works on about 100 MB more than it has while the
-/// others idle, and `research`, whose two guests are busy and whose memory is nobody else's.
+/// Two tenants. In `shop`, one guest of four works on about 100 MB more than it has, while the
+/// others idle. In `research`, both guests are busy, and no other tenant gets their memory.
 ///
 /// A guest of 128 MB has some 76 MB for its programs; the rest is its kernel's. Each tenant has a
-/// CPU of its own where there are two, and `research` works at a pace that leaves its CPU some air,
-/// so that what is measured is memory.
+/// CPU of its own where there are two. `research` works at a pace that leaves some of its CPU
+/// idle, so that the figures depend on memory alone.
 pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
     let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
     let guest = |name: &str, group: &str, workload: &str| MachineSpec {
@@ -47,7 +47,7 @@ pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
     ]
 }
 
-/// Waits until the hungry guest works on all of its set, and everybody reports.
+/// Waits until the hungry guest works on its whole set, and every guest reports.
 ///
 /// # Errors
 /// When that takes too long, or a guest dies.
@@ -59,7 +59,7 @@ pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
     })
 }
 
-/// Waits until every guest has filled so much memory.
+/// Waits until every guest has filled `mb` MB of memory.
 ///
 /// # Errors
 /// When that takes too long, or a guest dies.
@@ -69,19 +69,19 @@ pub fn wait_until_filled(lab: &Lab, mb: u32) -> Result<(), LabError> {
     })
 }
 
-/// Wrong bytes that the guests running `verify` have found, once all their memory was looked at
-/// again from now on: an old report says nothing about what happened since.
+/// Wrong bytes that the guests running `verify` have found, after they have checked all their
+/// memory once more from now on. An old report says nothing about what happened since.
 ///
 /// # Errors
-/// When no guest runs it, or one does not get through its memory: then nothing is proven.
+/// When no guest runs it, or one does not finish its check: then nothing is proven.
 pub fn bad_bytes(lab: &Lab) -> Result<u64, LabError> {
     let verifies = |m: &&Machine| m.spec().workload.first().is_some_and(|w| w == "verify");
     let mut total = None;
     for machine in lab.machines().iter().filter(verifies) {
         let unproven = || LabError::NothingVerified(machine.spec().name.clone());
         let begun = Verified::of(machine).ok_or_else(unproven)?;
-        // One operation verifies one MB, in order. The newest report is a second old at most while
-        // the guest lives; the second round makes up for one that is older.
+        // One operation verifies one MB, in order. The newest report is at most a second old
+        // while the guest lives; the second round makes up for an older one.
         let enough = begun.ops.saturating_add(begun.mb.saturating_mul(2));
         lab.wait_for("`verify` to look at all its memory again", VERIFY_LIMIT, |_| {
             Ok(Verified::of(machine).is_some_and(|now| now.ops >= enough))
@@ -92,7 +92,7 @@ pub fn bad_bytes(lab: &Lab) -> Result<u64, LabError> {
     total.ok_or_else(|| LabError::NothingVerified("the lab".to_owned()))
 }
 
-/// What `verify` last reported.
+/// The latest report of `verify`.
 struct Verified {
     ops: u64,
     mb: u64,

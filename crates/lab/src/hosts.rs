@@ -1,8 +1,7 @@
-//! Two hosts on one: network namespaces with a cable between them.
+//! Two hosts on one machine: network namespaces with a cable between them.
 //!
-//! The cable is a pair of virtual interfaces, and a token bucket at each end makes it as fast as it
-//! is said to be. Programs that are started in such a host reach the other one by its address, and
-//! files as ever.
+//! The cable is a veth pair, and a token bucket at each end limits its rate. Programs in such a
+//! host connect to the other one by its address, and see the same files.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -16,24 +15,24 @@ use sys::process::Spawn;
 use crate::command;
 use crate::lab::LabError;
 
-/// Which of the two.
+/// One of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// Where the guest is.
+    /// The host of the guest.
     Near,
-    /// Where there is memory to lend.
+    /// The host that has memory to lend.
     Far,
 }
 
-/// Two hosts; they are gone when this is.
+/// Two hosts; dropping it removes them.
 #[derive(Debug)]
 pub struct Hosts {
-    /// Of their namespaces.
+    /// The names of their namespaces.
     names: [String; 2],
 }
 
 impl Hosts {
-    /// Makes them, with a cable of so many Mbit/s between them.
+    /// Makes them, with a cable of `mbit` Mbit/s between them.
     ///
     /// # Errors
     /// [`LabError::Hosts`]: this user may make no network namespaces, or `ip` and `tc` are missing.
@@ -60,7 +59,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// What the cable has carried, both ways.
+    /// Bytes that the cable has carried, both ways.
     ///
     /// # Errors
     /// [`LabError::Hosts`].
@@ -72,7 +71,7 @@ impl Hosts {
         Ok(Bytes(bytes("rx") + bytes("tx")))
     }
 
-    /// Starts a program on one of them.
+    /// A command that starts a program on `host`.
     #[must_use]
     pub fn spawn(&self, host: Host, program: &Path) -> Spawn {
         Spawn::new("ip").args(["netns", "exec", self.name(host)]).arg(program)
@@ -86,17 +85,17 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
-            // Not by `command::run`: that ends its program when the user has interrupted, and this
-            // must be done then above all. A host that was never made is gone as well.
+            // Not by `command::run`: that ends its program when the user has interrupted, and
+            // this must be done above all then. A host that was never made needs no removal.
             let spawn = Spawn::new("ip").args(["netns", "delete", name]).stderr(Stdio::null());
             let _ = spawn.spawn().and_then(|mut ip| ip.wait_for(END));
         }
     }
 }
 
-/// What the interface is called on both hosts.
+/// The name of the interface on both hosts.
 const CABLE: &str = "cable";
-/// It may take so long until a host is gone.
+/// Timeout for the removal of a host.
 const END: Duration = Duration::from_secs(10);
 
 impl Host {

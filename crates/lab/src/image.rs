@@ -1,12 +1,12 @@
-//! What a guest boots: the distribution's cloud kernel and an initramfs of our own.
+//! The boot files of a guest: the distribution's cloud kernel and an initramfs of our own.
 //!
 //! **Problem.** A guest must be a real Linux with a real balloon driver and real swap, be up in two
 //! seconds under emulation, and waste none of its 128 MB.
 //!
 //! **Idea.** The kernel package is unpacked, not installed. The initramfs holds seven virtio
 //! modules, one for guests with a root disk, busybox, the workload program and [`INIT`]; nothing
-//! else. It is not compressed: copying
-//! is cheaper than decompressing in an emulated CPU. It is cached under a hash of its content.
+//! else. It is not compressed: copying is cheaper than decompressing in an emulated CPU. It is
+//! cached under a hash of its content.
 //!
 //! **Cost.** About 2 MB of busybox and the workload program stay in the guest's memory (rootfs).
 
@@ -25,7 +25,7 @@ pub(crate) const GUEST_PROGRAM: &str = "overbook-guest";
 /// The cache's entry with the kernel and busybox.
 pub(crate) const GUEST_KERNEL: &str = "guest-kernel";
 
-/// In the order in which they depend on each other.
+/// The modules in the order of their dependencies.
 pub(crate) const MODULES: [&str; 8] = [
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio",
@@ -43,7 +43,7 @@ pub enum ImageError {
     /// The workload program is not built.
     #[error("no {GUEST_PROGRAM} found ({looked}): build it with `make build`")]
     NoGuestProgram {
-        /// Where it was looked for.
+        /// The paths that were searched.
         looked: String,
     },
     /// The unpacked kernel package lacks something.
@@ -61,7 +61,7 @@ pub enum ImageError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The kernel could not be downloaded.
@@ -85,7 +85,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// The kernel from the cache (or the distribution), the initramfs built from what is here now.
+    /// The kernel from the cache (or the distribution), and an initramfs built from the files at
+    /// hand.
     pub fn provide(cache: &Cache) -> Result<Self, ImageError> {
         let guest = find_guest_program()?;
         let entry = GUEST_KERNEL;
@@ -125,7 +126,7 @@ fn build_initramfs(root: &Path, guest: &Path) -> Result<Vec<u8>, ImageError> {
     Ok(archive.finish())
 }
 
-/// Kernel modules are plain or compressed, as the distribution likes.
+/// Reads a kernel module, which the distribution may have compressed.
 pub(crate) fn read_module(path: &Path, busybox: &Path) -> Result<Vec<u8>, ImageError> {
     let plain = path.with_extension("ko");
     if plain.exists() {
@@ -151,7 +152,7 @@ pub(crate) fn first_in(dir: &Path, prefix: &str, root: &Path) -> Result<PathBuf,
     })
 }
 
-/// Among our own programs, or installed.
+/// The workload program: among our own programs, or installed.
 fn find_guest_program() -> Result<PathBuf, ImageError> {
     let beside = command::own_program(GUEST_PROGRAM).ok();
     let installed = PathBuf::from("/usr/lib/overbook").join(GUEST_PROGRAM);

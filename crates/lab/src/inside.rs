@@ -1,7 +1,8 @@
-//! What the lab puts into a QEMU process: Overbook's shim (as a user would, by `LD_PRELOAD`), and
-//! the tracer, a plugin of QEMU's emulator that records which pages the guest touches.
+//! Libraries that the lab loads into a QEMU process: Overbook's shim (as a user would, by
+//! `LD_PRELOAD`), and the tracer, a plugin of QEMU's emulator that records the pages that the
+//! guest touches.
 //!
-//! Both are libraries that lie beside Overbook's programs, or where the package puts them.
+//! Both libraries lie next to Overbook's programs, or where the package installs them.
 
 use std::path::PathBuf;
 
@@ -15,12 +16,12 @@ pub(crate) const SHIM: &str = "liboverbook_shim.so";
 /// The same with the paper's hot set, which only experiments have (`make experiments`).
 pub(crate) const SHIM_WITH_HOT_SET: &str = "liboverbook_shim_hot_set.so";
 pub(crate) const TRACER: &str = "liboverbook_tracer.so";
-/// Where the package puts what nobody runs by hand.
+/// Where the package installs programs and libraries that no user runs by hand.
 const INSTALLED: &str = "/usr/lib/overbook";
 /// QEMU gives guests RAM in multiples of this.
 const RAM_UNIT_BYTES: u64 = 8192;
 
-/// The same QEMU with what `spec` asks for inside.
+/// The same QEMU with the libraries that `spec` asks for.
 pub(crate) fn equip(mut qemu: Spawn, spec: &MachineSpec, files: &Files) -> Result<Spawn, LabError> {
     if spec.shim {
         let shim = built(if spec.hot_set { SHIM_WITH_HOT_SET } else { SHIM })?;
@@ -39,7 +40,7 @@ pub(crate) fn equip(mut qemu: Spawn, spec: &MachineSpec, files: &Files) -> Resul
     Ok(qemu)
 }
 
-/// Where Overbook's own program or library of this name is: among the others, or installed.
+/// Path of Overbook's own program or library of this name: among the others, or installed.
 ///
 /// # Errors
 /// When it is in neither place.

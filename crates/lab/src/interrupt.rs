@@ -1,7 +1,8 @@
-//! Ctrl-C and SIGTERM: one flag that every wait of the lab looks at.
+//! Ctrl-C and SIGTERM: one flag that every wait of the lab polls.
 //!
-//! **Idea.** A signal only raises a flag. Whoever waits (for a download, a guest, a measurement)
-//! polls it and leaves by the ordinary error path, on which everything started is ended in order.
+//! **Idea.** A signal only raises a flag. Code that waits (for a download, a guest, a
+//! measurement) polls the flag and leaves by the ordinary error path, which ends everything that
+//! was started in order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,17 +25,17 @@ pub fn watch_signals() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether somebody asked the lab to end.
+/// Whether a signal asked the lab to end.
 pub fn interrupted() -> bool {
     flag().load(Ordering::Relaxed)
 }
 
-/// Somebody asked the lab to end.
+/// A signal asked the lab to end.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// Sleeps, but no longer than until the interruption.
+/// Sleeps for `time`, or until the interruption.
 pub fn sleep(time: Duration) -> Result<(), Interrupted> {
     let deadline = std::time::Instant::now() + time;
     loop {

@@ -1,9 +1,10 @@
 //! `lab up` and `lab down`: a lab that outlives the command that started it.
 //!
-//! **Idea.** `up` starts a detached keeper (`overbook-lab hold`, a session of its own), tells it on
-//! its standard input what to start, and reads one line from its standard output: ready, or the
-//! error. The keeper is the parent of everything and does nothing but wait for SIGTERM; when it is
-//! killed, the kernel kills the guests. `down` ends the keeper and sweeps, whatever state it finds.
+//! **Idea.** `up` starts a detached keeper (`overbook-lab hold`, a session of its own). It writes
+//! the list of guests to the keeper's standard input, and reads one line from its standard
+//! output: ready, or the error. The keeper is the parent of everything and only waits for
+//! SIGTERM; when it is killed, the kernel kills the guests. `down` ends the keeper and sweeps, in
+//! any state of the lab.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -25,14 +26,14 @@ pub const SUBCOMMAND: &str = "hold";
 /// The keeper ends helpers and guests in order, which may take this long.
 const KEEPER_GRACE: Duration = Duration::from_secs(30);
 
-/// What `up` tells the keeper.
+/// The message of `up` to the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
     accel: Accel,
     machines: Vec<MachineSpec>,
 }
 
-/// What the keeper answers, once.
+/// The keeper's one answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -40,13 +41,13 @@ enum Answer {
     Failed(String),
 }
 
-/// What `down` found.
+/// The state that `down` found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ended {
     /// A running lab; it is ended.
     Running,
-    /// What a crashed lab left; it is removed.
+    /// Remains of a crashed lab; they are removed.
     Leftovers,
     /// Nothing.
     Nothing,
@@ -54,7 +55,7 @@ pub enum Ended {
 
 /// Starts a keeper with these guests and returns when they are up.
 pub fn up(dir: &Path, with: &Provisions, machines: Vec<MachineSpec>) -> Result<(), LabError> {
-    // The keeper takes the directory itself; asking first gives the better error, and sweeps.
+    // The keeper takes the directory itself. Holding it first gives the better error, and sweeps.
     let state = StateDir::hold(dir)?;
     let dir = state.path().to_owned();
     crate::machine::check_all(&machines, &dir)?;
@@ -84,7 +85,7 @@ fn give_up(keeper: &mut Child, error: LabError) -> Result<(), LabError> {
     Err(error)
 }
 
-/// On a thread of its own, so that Ctrl-C is seen while the guests boot.
+/// Reads on a thread of its own, so that Ctrl-C is seen while the guests boot.
 fn wait_for_answer(reader: std::io::PipeReader) -> Result<Answer, LabError> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -114,7 +115,7 @@ pub fn hold(dir: &Path) -> Result<(), LabError> {
         Err(error) => (None, Answer::Failed(error.to_string())),
     };
     let mut out = std::io::stdout();
-    // Whoever asked may be gone; then nobody needs the answer.
+    // The process that asked may have ended; then no process needs the answer.
     let _ = writeln!(out, "{}", serde_json::to_string(&answer)?).and_then(|()| out.flush());
     let Some(mut lab) = lab else { return Ok(()) };
     while !interrupted() {
@@ -135,7 +136,7 @@ fn start(dir: &Path, order: Order) -> Result<Lab, LabError> {
     Ok(lab)
 }
 
-/// Ends whatever lab there is in `dir`.
+/// Ends the lab in `dir`, if there is one.
 pub fn down(dir: &Path) -> Result<Ended, LabError> {
     if !dir.exists() {
         return Ok(Ended::Nothing);
@@ -164,7 +165,7 @@ fn end_holder(dir: &Path) -> Result<(), LabError> {
     };
     let holder = record.holder.identity();
     holder.end(KEEPER_GRACE)?;
-    // Its children get their signal from the kernel as it ends; wait for the last of them.
+    // The kernel sends its children their signal as it ends; wait for the last of them.
     for child in &record.children {
         child.process.identity().wait_for(Duration::from_secs(5))?;
     }

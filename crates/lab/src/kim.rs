@@ -1,10 +1,10 @@
-//! What the experiments on group dedup share (Kim 2014, §6.2 and §6.3).
+//! Common parts of the experiments on group dedup (Kim 2014, §6.2 and §6.3).
 //!
-//! A *mix* of guests is run under one *setting* after the other, each time with fresh guests, for a
-//! window that begins when all have filled their memory and work: in that moment the daemon starts,
-//! if the setting has one, so how soon memory is found counts, as in the paper. There a job has an
-//! end; here each repeats itself, and its normalised execution time is what it got done without
-//! Overbook, divided by what it got done with it.
+//! A *mix* of guests is run under one *setting* after the other, each time with fresh guests. The
+//! window of a run begins when all guests have filled their memory and work. The daemon, if the
+//! setting has one, starts at that moment, so the time that it needs to find memory counts, as in
+//! the paper. A job ends in the paper, and repeats itself here. Its normalised execution time is
+//! therefore the work done without Overbook, divided by the work done with it.
 //!
 //! ```text
 //! jobs      what a guest does, and how much memory it has

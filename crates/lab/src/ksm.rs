@@ -1,4 +1,4 @@
-//! The kernel's own merging (KSM), driven for comparison: set up, watched, and put back as it was.
+//! The kernel's own merging (KSM), controlled for comparison: set up, observed, and restored.
 
 use std::path::Path;
 
@@ -6,18 +6,19 @@ use crate::lab::LabError;
 
 const DIR: &str = "/sys/kernel/mm/ksm";
 
-/// How fast it scans.
+/// KSM's scan rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// Pages per batch.
     pub pages: u32,
-    /// Pause after each.
+    /// Pause after each batch.
     pub sleep_ms: u32,
 }
 
-/// As the kernel comes.
+/// The kernel's default.
 pub const DEFAULT: Rate = Rate { pages: 100, sleep_ms: 20 };
-/// What tuning guides call fast: 50 pages in a millisecond, as far as its own time allows.
+/// The rate that tuning guides call fast: 50 pages per millisecond, less the time of the scan
+/// itself.
 pub const FAST: Rate = Rate { pages: 1250, sleep_ms: 25 };
 /// Without a pause.
 pub const FLAT_OUT: Rate = Rate { pages: 10_000, sleep_ms: 0 };
@@ -49,7 +50,7 @@ impl Ksm {
         Ok(ksm)
     }
 
-    /// Has it look no further; what is merged stays so.
+    /// Stops its scan; merged pages stay merged.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -57,7 +58,7 @@ impl Ksm {
         write("run", "0")
     }
 
-    /// Has it look on.
+    /// Resumes its scan.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -65,18 +66,18 @@ impl Ksm {
         write("run", "1")
     }
 
-    /// CPU time that its thread has taken, in seconds, since the machine began.
+    /// CPU time that its thread has taken since boot, in seconds.
     ///
     /// # Errors
     /// When the thread cannot be found.
     pub fn cpu_s() -> Result<f64, LabError> {
-        // Nanoseconds on a CPU, nanoseconds waiting, turns.
+        // Nanoseconds on a CPU, nanoseconds waiting, number of time slices.
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", Self::thread()?))?;
         let ns = text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
         Ok(ns.unwrap_or(f64::NAN) / 1e9)
     }
 
-    /// What it saves just now, on the whole host.
+    /// Memory that it saves at present, on the whole host.
     ///
     /// # Errors
     /// When the kernel does not say.
@@ -84,7 +85,7 @@ impl Ksm {
         Ok(number("pages_sharing")? as f64 / 256.0)
     }
 
-    /// Pages of these processes that it has merged with others, just now.
+    /// Pages of these processes that are merged with others at present.
     ///
     /// # Errors
     /// When a process is gone, or the kernel does not say (before Linux 5.19).
@@ -93,7 +94,7 @@ impl Ksm {
         pids.iter().map(of).sum()
     }
 
-    /// Pages that it has looked at, since the machine began.
+    /// Pages that it has scanned since boot.
     ///
     /// # Errors
     /// When the kernel does not say (before Linux 6.6).
@@ -117,8 +118,8 @@ impl Ksm {
     }
 }
 
-/// So many pages in a millisecond, as far as its own time allows, in batches as the kernel makes
-/// them.
+/// A rate of `pages` per millisecond, less the time of the scan itself, in batches with the
+/// kernel's default pause.
 #[must_use]
 pub fn pages_per_ms(pages: u32) -> Rate {
     Rate { pages: pages * DEFAULT.sleep_ms, sleep_ms: DEFAULT.sleep_ms }
@@ -145,7 +146,7 @@ fn read(name: &str) -> Result<String, LabError> {
     Ok(std::fs::read_to_string(Path::new(DIR).join(name))?)
 }
 
-/// Of a list of words the one in brackets; else all.
+/// The bracketed word of a list of words; without brackets, the whole text.
 fn chosen(text: &str) -> String {
     let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     inside.map_or(text.trim(), |(word, _)| word).to_owned()

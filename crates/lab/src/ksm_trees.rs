@@ -1,14 +1,17 @@
-//! How often the kernel's KSM compares pages: a model of its two trees over pages that stand still.
+//! Number of page comparisons of the kernel's KSM: a model of its two trees over pages that do
+//! not change.
 //!
-//! Linux `mm/ksm.c` keeps what it shares in a *stable* red-black tree, ordered by content, and what
-//! it has seen in this pass and might share in an *unstable* one, which it forgets after the pass.
-//! A page is looked up in the stable tree; if its checksum is what it was a pass ago, in the
-//! unstable tree too, and where it is found there both move into the stable one. Each step down a
-//! tree compares two pages. Here a comparison counts as futile if the two are not equal.
+//! Linux `mm/ksm.c` keeps shared pages in a *stable* red-black tree, ordered by content. It keeps
+//! candidates seen in this pass in an *unstable* tree, which it drops after the pass. A page is
+//! looked up in the stable tree. If its checksum has not changed since the last pass, it is
+//! looked up in the unstable tree too; on a match there, both pages move into the stable tree.
+//! Each step down a tree compares two pages. Here a comparison counts as futile if the two are
+//! not equal.
 //!
-//! Left out: pages that change while they are scanned; smart scan, which only skips pages that
-//! found nothing before; and that a node leaves the unstable tree when its page is shared. It stays
-//! a step on the way to others here; its content is found in the stable tree first.
+//! The model omits pages that change while they are scanned, and smart scan, which only skips
+//! pages that found no match before. It also omits the removal of a node from the unstable tree
+//! when its page is shared. Such a node remains a step on the way to other nodes here; its
+//! content is found in the stable tree first.
 
 use std::cmp::Ordering;
 
@@ -22,13 +25,13 @@ pub struct Comparisons {
 }
 
 impl Comparisons {
-    /// Both.
+    /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { all: self.all + other.all, futile: self.futile + other.futile }
     }
 
-    /// Compares two pages, and counts that.
+    /// Compares two pages, and counts the comparison.
     pub fn compare(&mut self, one: &[u8], other: &[u8]) -> Ordering {
         let order = one.cmp(other);
         self.all += 1;
@@ -37,8 +40,8 @@ impl Comparisons {
     }
 }
 
-/// Scans these pages as often, and answers how often pages were compared, and how many pages are
-/// shared in the end, with how many contents.
+/// Scans these pages `passes` times. Returns the comparisons, the number of pages that are shared
+/// in the end, and the number of their contents.
 #[must_use]
 pub fn scan(pages: &[&[u8]], passes: u32) -> (Comparisons, u64, u64) {
     let mut counted = Comparisons::default();
@@ -56,7 +59,7 @@ pub fn scan(pages: &[&[u8]], passes: u32) -> (Comparisons, u64, u64) {
                 shared += 1;
                 continue;
             }
-            // In the first pass no page has a checksum to be compared with.
+            // In the first pass no page has an earlier checksum.
             if pass == 0 {
                 continue;
             }
@@ -82,7 +85,7 @@ struct Node {
     is_red: bool,
 }
 
-/// A red-black tree, as the kernel's balances itself when a node is added.
+/// A red-black tree, which balances itself like the kernel's when a node is added.
 #[derive(Debug)]
 struct Tree {
     root: usize,
@@ -96,7 +99,7 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// The node with this content, or the last one on the way there and the side where it would be.
+    /// The node with this content, or the node and the side at which it would be inserted.
     fn seek(
         &self,
         at: usize,
@@ -122,7 +125,7 @@ impl Tree {
         self.seek(at, pages, counted).ok().map(|node| self.nodes[node].page)
     }
 
-    /// The page with the same content; `None`: this one is there from now on.
+    /// The page with the same content. `None`: there was none, and this page was inserted.
     fn find_or_insert(
         &mut self,
         at: usize,
@@ -148,7 +151,7 @@ impl Tree {
         self.balance(node);
     }
 
-    /// After a red node was added: no red one has a red parent.
+    /// Restores the invariant after a red node was added: no red node has a red parent.
     fn balance(&mut self, mut node: usize) {
         loop {
             let parent = self.nodes[node].parent;
@@ -182,13 +185,13 @@ impl Tree {
         }
     }
 
-    /// On which side of its parent it is.
+    /// The side of its parent on which the node is.
     fn side(&self, node: usize) -> usize {
         let parent = self.nodes[node].parent;
         usize::from(self.nodes[parent].children[RIGHT] == node)
     }
 
-    /// It goes down on this side, and its child of the other side takes its place.
+    /// Rotates the node down to `side`; its child on the other side takes its place.
     fn rotate(&mut self, node: usize, side: usize) {
         let (parent, child) = (self.nodes[node].parent, self.nodes[node].children[1 - side]);
         let inner = self.nodes[child].children[side];
@@ -236,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_page_is_compared_with_as_many_as_the_tree_is_deep() {
-        // In ascending order, which no tree stands that is not balanced.
+        // Ascending order degrades a tree that is not balanced.
         let all: Vec<u16> = (0..4096).collect();
         let (counted, shared, _) = scanned(&all, 2);
         assert_eq!((shared, counted.all), (0, counted.futile));
@@ -259,7 +262,7 @@ mod tests {
         black_height(&tree, tree.root, false);
     }
 
-    /// How many black nodes are on each way down: as many on all.
+    /// The number of black nodes on each path down, which must be equal on all.
     fn black_height(tree: &Tree, node: usize, is_parent_red: bool) -> u32 {
         let Some(found) = tree.nodes.get(node) else { return 0 };
         assert!(!(is_parent_red && found.is_red));

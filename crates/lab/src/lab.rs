@@ -1,10 +1,10 @@
 //! A running lab: guests and helpers of one process, which end with it.
 //!
-//! **Idea.** [`Lab::start`] returns when every guest is up and stands at its base memory, as a
-//! tenant would get it. From then on a scenario reads metrics, asks QEMU, starts daemons;
+//! **Idea.** [`Lab::start`] returns when every guest is up and has its base memory, as a tenant
+//! would get it. From then on a scenario reads metrics, queries QEMU and starts daemons.
 //! [`Lab::stop`], or dropping the lab on any error path, ends everything and removes its files.
 //!
-//! **Invariants.** Every child is killed by the kernel when this process dies, even by SIGKILL
+//! **Invariants.** The kernel kills every child when this process dies, even by SIGKILL
 //! ([`sys::process`]). A guest that dies while the lab comes up fails the lab, with its console's
 //! last lines in the error.
 
@@ -27,13 +27,13 @@ use crate::qemu::{Qemu, QemuError};
 use crate::qmp::{Line, QmpError};
 use crate::state::{ChildRecord, Record, StateDir, StateError};
 
-/// How long all guests together may take to come up.
+/// Timeout for all guests together to come up.
 const START_LIMIT: Duration = Duration::from_secs(120);
 /// How long a child may take to end before it is killed.
 const END_GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// What can go wrong in the lab.
+/// Errors of the lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     /// Ctrl-C.
@@ -55,9 +55,9 @@ pub enum LabError {
     NotUp {
         /// The machine.
         name: String,
-        /// How long the lab waited.
+        /// The timeout.
         limit: Duration,
-        /// What it waited for.
+        /// The condition that is missing.
         missing: String,
         /// The end of its console and of QEMU's own output.
         console: String,
@@ -68,9 +68,9 @@ pub enum LabError {
     /// A scenario did not see what it waited for.
     #[error("waited {} s in vain for {what}", limit.as_secs())]
     Timeout {
-        /// What it waited for.
+        /// The missing condition.
         what: String,
-        /// How long.
+        /// The timeout.
         limit: Duration,
     },
     /// The daemon under test ended.
@@ -81,7 +81,7 @@ pub enum LabError {
         "{0} is missing; build it with `make build` (for the paper's hot set: `make experiments`)"
     )]
     NotBuilt(PathBuf),
-    /// The loader takes blanks and colons for the ends of names.
+    /// The loader takes blanks and colons as separators of names.
     #[error("cannot preload {0}: its path holds a blank or colon; install it elsewhere")]
     Preload(PathBuf),
     /// The thread that tracks a guest failed.
@@ -95,13 +95,13 @@ pub enum LabError {
         /// Why.
         why: String,
     },
-    /// A shim did not do what it was asked.
+    /// A shim did not obey a request.
     #[error("the shim: {0}")]
     Shim(String),
-    /// No report of `verify` to rely on.
+    /// There is no report of `verify` to rely on.
     #[error("{0} has not verified its memory: nothing is proven")]
     NothingVerified(String),
-    /// A traced guest's pages.
+    /// The trace of a guest's pages.
     #[error(transparent)]
     Trace(#[from] crate::truth::TraceError),
     /// The daemon's API.
@@ -140,7 +140,7 @@ pub enum LabError {
     /// A helper program.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// No two hosts on one.
+    /// Two hosts on one machine could not be made.
     #[error("network namespaces and a shaped link need root, `ip` and `tc` (iproute2): {0}")]
     Hosts(#[source] CommandError),
     /// A conversation with QEMU.
@@ -154,14 +154,14 @@ pub enum LabError {
     Io(#[from] std::io::Error),
 }
 
-/// What is needed to run guests: got once, used for many.
+/// Everything that is needed to run guests: fetched once, used for many.
 #[derive(Debug, Clone)]
 pub struct Provisions {
     /// The emulator.
     pub qemu: Qemu,
     /// Kernel and initramfs.
     pub image: Image,
-    /// What the guests run on.
+    /// The accelerator that the guests run on.
     pub accel: Accel,
 }
 
@@ -189,7 +189,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// What was asked for.
+    /// Its description.
     pub fn spec(&self) -> &MachineSpec {
         &self.spec
     }
@@ -209,13 +209,13 @@ impl Machine {
         self.child.identity().is_alive()
     }
 
-    /// How long it took from the start of QEMU until the workload started, at base memory.
+    /// Time from the start of QEMU until the workload started, at base memory.
     pub fn boot_time(&self) -> Duration {
         self.boot_time.unwrap_or_default()
     }
 
-    /// Ends the lab's conversation with QEMU, so that `lab status` may have one; the next command
-    /// begins another.
+    /// Closes the lab's QMP connection, so that `lab status` may connect; the next command opens
+    /// another.
     pub fn hang_up(&self) {
         self.line.hang_up();
     }
@@ -235,17 +235,17 @@ impl Machine {
         Ok(self.line.with(|qmp| qmp.execute(command, arguments))?)
     }
 
-    /// What the guest has of its memory now.
+    /// The guest's present memory, by its balloon.
     pub fn balloon(&self) -> Result<Bytes, LabError> {
         Ok(Bytes(self.line.with(|qmp| qmp.balloon())?))
     }
 
-    /// Asks the guest to have this much memory.
+    /// Sets the balloon's target: the guest's memory.
     pub fn set_balloon(&self, target: Bytes) -> Result<(), LabError> {
         Ok(self.line.with(|qmp| qmp.set_balloon(target.0))?)
     }
 
-    /// The error that its death is.
+    /// The error for its death.
     pub fn death(&self) -> LabError {
         LabError::Died { name: self.spec.name.clone(), console: self.last_words() }
     }
@@ -258,7 +258,7 @@ impl Machine {
         format!("{}\n{}", words(&self.files.console), words(&self.files.qemu_log))
     }
 
-    /// What is still missing until the guest is up; `None` when it is.
+    /// The condition that is missing until the guest is up; `None` when it is.
     fn missing(&self) -> Result<Option<String>, LabError> {
         if !self.alive() {
             return Err(self.death());
@@ -273,7 +273,7 @@ impl Machine {
     }
 }
 
-/// Guests and helpers, alive as long as this is.
+/// Guests and helpers, which end when this is dropped.
 #[derive(Debug)]
 pub struct Lab {
     state: StateDir,
@@ -285,7 +285,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Starts these guests with their state in `dir` and returns when all are up at base memory.
+    /// Starts these guests with their state in `dir`, and returns when all are up at base memory.
     pub fn start(dir: &Path, with: &Provisions, specs: &[MachineSpec]) -> Result<Self, LabError> {
         let mut lab = Self::begin(dir, with, specs)?;
         lab.start_all(specs, with)?;
@@ -308,7 +308,8 @@ impl Lab {
         self.wait_until_up()
     }
 
-    /// The same one by one; each has been `met` before it is waited for.
+    /// Starts these guests one after the other. `met` is called with each, before the lab waits
+    /// for it to come up.
     pub fn start_in_turn(
         dir: &Path,
         with: &Provisions,
@@ -338,7 +339,7 @@ impl Lab {
             children: Vec::new(),
         };
         state.begin(&record)?;
-        // From here on every way out goes through `stop`.
+        // From here on every exit path goes through `stop`.
         Ok(Self {
             state,
             record,
@@ -361,7 +362,7 @@ impl Lab {
         found.ok_or_else(|| LabError::NoMachine(name.to_owned()))
     }
 
-    /// All machines, as described.
+    /// All machines, in the order of their start.
     pub fn machines(&self) -> &[Machine] {
         &self.machines
     }
@@ -424,13 +425,13 @@ impl Lab {
         Ok(())
     }
 
-    /// Ends everything and removes its files, except the logs. A second time it does nothing.
+    /// Ends everything and removes its files, except the logs. A second call does nothing.
     pub fn stop(&mut self) -> Result<(), LabError> {
         if std::mem::replace(&mut self.stopped, true) {
             return Ok(());
         }
-        // Helpers first: a daemon must not see its guests vanish. All guests at once: they take a
-        // while.
+        // Helpers end first, so that no daemon sees its guests vanish. All guests are signalled
+        // at once, because they take a while to end.
         for (_, child) in self.helpers.iter_mut().rev() {
             child.end(END_GRACE)?;
         }
@@ -457,7 +458,7 @@ impl Lab {
         let started = Instant::now();
         let child = command.output_to(log)?.spawn()?;
         if let Some(cgroup) = &spec.cgroup {
-            // It has hardly any memory yet.
+            // The process has hardly any memory yet.
             let procs = cgroup.join("cgroup.procs");
             std::fs::write(procs, child.identity().pid.to_string())?;
         }
@@ -474,7 +475,8 @@ impl Lab {
         self.set_first_balloon_target(self.machines.len() - 1)
     }
 
-    /// As soon as QEMU listens; the guest's driver finds the target when it starts.
+    /// Sets the balloon's target as soon as QEMU listens; the guest's driver finds it when it
+    /// starts.
     fn set_first_balloon_target(&self, index: usize) -> Result<(), LabError> {
         let machine = &self.machines[index];
         let limit = Duration::from_secs(60);
@@ -518,7 +520,7 @@ impl Drop for Lab {
     }
 }
 
-/// A sparse file; nothing when no disk was asked for.
+/// Makes a sparse file, if `size` asks for a disk.
 fn make_disk(path: &PathBuf, size: Option<Bytes>) -> Result<(), LabError> {
     if let Some(size) = size {
         std::fs::File::create(path)?.set_len(size.0)?;

@@ -1,13 +1,12 @@
-//! The lab: real QEMU guests on this machine, with real workloads, for experiments that anybody can
-//! repeat.
+//! The lab: real QEMU guests on this machine, with real workloads, for repeatable experiments.
 //!
-//! **Problem.** What memory overbooking is worth, and whether it is safe, shows only on real
-//! kernels under real pressure. Nobody should have to set up a cluster, install packages or be root
-//! to see it.
+//! **Problem.** The benefit of memory overbooking, and its safety, show only on real kernels
+//! under real pressure. Such an experiment should need no cluster, no installed package and no
+//! root.
 //!
-//! **Idea.** `overbook lab run <scenario>` gets all it needs from the distribution once (a QEMU if
-//! the system's is too old, a guest kernel, a busybox), boots guests of 128 MB in two seconds each,
-//! runs an experiment and prints figures beside their targets.
+//! **Idea.** `overbook lab run <scenario>` gets all it needs from the distribution once (a QEMU
+//! if the system's is too old, a guest kernel, a busybox), boots guests of 128 MB in two seconds
+//! each, runs an experiment and prints figures next to their targets.
 //!
 //! ```text
 //! cache  packages  sources      what the distribution has, unpacked privately, made once
@@ -29,8 +28,9 @@
 //! figures  report  chart        numbers beside their targets, tables and plots
 //! ```
 //!
-//! **Invariants.** Everything that the lab starts ends with it: on Ctrl-C, on failure, on SIGKILL.
-//! The user's system is not changed; state lies in one directory, downloads in one cache.
+//! **Invariants.** Everything that the lab starts ends with it: on Ctrl-C, on failure, on
+//! SIGKILL. The user's system is not changed. State lies in one directory, downloads in one
+//! cache.
 //!
 //! **Leaves out.** Machines other than x86_64, distributions other than Debian.
 

@@ -1,4 +1,4 @@
-//! The lives of a group's workers: each follows random orders for a while, and then it is killed.
+//! The lives of a group's workers: each receives random orders for a while, and is then killed.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use crate::lab::{Lab, LabError, Machine};
 use crate::random::Random;
 use crate::worker_process::{Wanted, WorkerProcess};
 
-/// How long a worker lives.
+/// Lifetime of a worker.
 const LIFE_MS: (u64, u64) = (500, 20_000);
-/// Between two orders.
+/// Pause between two orders.
 const REST_MS: (u64, u64) = (200, 1_500);
 
-/// Has workers live and die for so long, and answers what each said last. `beside` is done with
-/// each guest after each order.
+/// Starts and kills workers for `length`, and returns the last report of each. `beside` is called
+/// for each guest after each order.
 ///
 /// # Errors
 /// When a guest dies, or the user interrupts.

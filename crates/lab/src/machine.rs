@@ -1,10 +1,10 @@
-//! One guest: what is asked for, and the QEMU command line that makes it so.
+//! One guest: its description, and the QEMU command line that follows from it.
 //!
-//! **Idea.** A lab guest is what a user's guest is: QEMU's ordinary private RAM (`-m`, no memory
+//! **Idea.** A lab guest is like a user's guest: QEMU's ordinary private RAM (`-m`, no memory
 //! backend), a virtio balloon with statistics and free-page reporting, a swap disk. Only three
 //! things are the lab's own: a swap disk throttled to the operations per second of a real disk, a
-//! second serial port on which the workload reports, and a second QMP socket so that the daemon has
-//! the first one for itself.
+//! second serial port on which the workload reports, and a second QMP socket so that the daemon
+//! has the first one for itself.
 //!
 //! **Invariants.** The guest has `memory_base` before its workload starts: the balloon target is
 //! set as soon as QEMU listens, and the guest's init waits for it. Every guest ends with QEMU
@@ -23,15 +23,16 @@ use crate::qemu::Qemu;
 
 /// The least memory that a lab guest boots in.
 pub const LEAST_MEMORY: Bytes = Bytes::mib(64);
-/// Guests' kernels report free memory from this size on, 2 MiB, if nobody tells them otherwise.
+/// The default size from which guests' kernels report free memory: 2 MiB, as a power of two of
+/// pages.
 pub const USUAL_ORDER: u32 = 9;
 /// `sun_path` holds 108 bytes, the last of which is zero.
 const SOCKET_PATH_LIMIT: usize = 107;
 
-/// What is wrong with a machine's description.
+/// Errors in a machine's description.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// The name would not do as file name, host name and QEMU id.
+    /// The name cannot serve as file name, host name and QEMU id.
     #[error("machine name {0:?}: use 1 to 32 letters, digits and '-'")]
     Name(String),
     /// Two machines would share their files.
@@ -44,15 +45,15 @@ pub enum SpecError {
     Memory {
         /// The machine.
         name: String,
-        /// Asked for.
+        /// The base memory asked for.
         base: Bytes,
-        /// Asked for.
+        /// The maximum memory asked for.
         max: Bytes,
     },
-    /// At least one.
+    /// A machine needs at least one vCPU.
     #[error("machine {0}: 0 vCPUs: must be at least 1")]
     NoCpu(String),
-    /// Words of the workload's command line travel on the kernel's, separated by commas.
+    /// The workload's words travel on the kernel's command line, separated by commas.
     #[error("machine {name}: workload argument {argument:?} holds a blank, comma or quote")]
     Workload {
         /// The machine.
@@ -60,7 +61,7 @@ pub enum SpecError {
         /// The offending word.
         argument: String,
     },
-    /// A unix socket's path is limited by the kernel.
+    /// The kernel limits the length of a unix socket's path.
     #[error(
         "socket path {path} is {length} bytes long, the kernel allows {SOCKET_PATH_LIMIT}: choose \
          a shorter --dir"
@@ -78,29 +79,29 @@ pub enum SpecError {
 pub struct Swap {
     /// Its size.
     pub size: Bytes,
-    /// Operations per second that it serves, as a real disk would; `None`: as many as it can.
+    /// Operations per second that it serves, like a real disk; `None`: no throttling.
     pub iops: Option<u32>,
 }
 
-/// How QEMU reads a disk past the host's page cache (`cache=none`).
+/// QEMU's mode of reading a disk without the host's page cache (`cache=none`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Direct {
-    /// By the kernel's own asynchronous input and output (`aio=native`), else by threads.
+    /// Whether it uses the kernel's asynchronous I/O (`aio=native`) instead of threads.
     pub native: bool,
     /// Operations per second.
     pub iops: u32,
 }
 
-/// What one guest shall be.
+/// The description of one guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
-    /// Its name: of its files, its sockets and its host name.
+    /// Its name, which its files and sockets and its host name bear, too.
     pub name: String,
     /// The group (tenant) that it belongs to.
     pub group: String,
-    /// What it may grow to: the RAM that QEMU gives it.
+    /// The RAM that QEMU gives it, which its balloon never exceeds.
     pub memory_max: Bytes,
-    /// What it is provisioned with: where its balloon stands when its workload starts.
+    /// The memory that it is provisioned with: the size of its balloon when its workload starts.
     pub memory_base: Bytes,
     /// Virtual CPUs.
     pub vcpus: u32,
@@ -110,34 +111,33 @@ pub struct MachineSpec {
     pub seed: u64,
     /// Its swap disk.
     pub swap: Option<Swap>,
-    /// Where its swap disk is served by NBD, and the export's name; `None`: it lies in a file.
+    /// NBD socket and export name of its swap disk; `None`: the disk is a file.
     pub swap_nbd: Option<(PathBuf, String)>,
     /// Its data disk (`/dev/data`), sparse.
     pub data_disk: Option<Bytes>,
-    /// Where its data disk is served by NBD, and the export's name; `None`: it lies in a file, if
-    /// it has one.
+    /// NBD socket and export name of its data disk; `None`: the disk is a file, if it has one.
     pub data_nbd: Option<(PathBuf, String)>,
-    /// The file system in which its workload runs, which it only reads
-    /// ([`Debian`]); `None`: there is nothing but the workload program.
+    /// The read-only file system in which its workload runs ([`Debian`]); `None`: there is only
+    /// the workload program.
     pub root_disk: Option<PathBuf>,
-    /// How the data disk is read; `None`: through the host's page cache, as fast as it goes.
+    /// Mode of reading the data disk; `None`: through the host's page cache, without throttling.
     pub data_direct: Option<Direct>,
     /// The host's CPUs that it runs on; empty: any.
     pub cpus: Vec<usize>,
     /// Whether the guest loads a driver for its balloon device; one without stays at its maximum.
     pub balloon_driver: bool,
-    /// The size from which on it reports free memory, as a power of two of pages; `None`: its
-    /// balloon device does not offer that.
+    /// The least size of free memory that it reports, as a power of two of pages; `None`: its
+    /// balloon device does not offer reporting.
     pub reporting_order: Option<u32>,
-    /// What else its kernel is told.
+    /// Further options of its kernel.
     pub kernel_options: String,
     /// Further options of its QEMU, each followed by its value.
     pub qemu_options: Vec<String>,
-    /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
+    /// Whether Overbook's shim is preloaded into its QEMU: a managed VM.
     pub shim: bool,
-    /// Whether that shim has the paper's hot set, which the one that ships has not.
+    /// Whether that shim has the paper's hot set, which the released one does not have.
     pub hot_set: bool,
-    /// Whether the host has its memory in small pages.
+    /// Whether the host backs its memory with small pages only.
     pub small_pages: bool,
     /// Whether KSM may merge its memory.
     pub ksm: bool,
@@ -185,13 +185,13 @@ impl MachineSpec {
         self
     }
 
-    /// The same guest whose QEMU is told these things, too (words separated by blanks).
+    /// The same guest with further QEMU options (words separated by blanks).
     pub fn with_qemu(mut self, options: &str) -> Self {
         self.qemu_options.extend(options.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// The same guest with a Debian, among whose programs its workload runs.
+    /// The same guest with a Debian, whose programs its workload runs among.
     pub fn with_debian(mut self, debian: &Debian) -> Self {
         self.root_disk = Some(debian.image.clone());
         self
@@ -235,29 +235,29 @@ pub fn check_all(specs: &[MachineSpec], dir: &Path) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// Where one guest's files lie.
+/// Paths of one guest's files.
 #[derive(Debug, Clone)]
 pub struct Files {
     /// QMP, for the daemon.
     pub daemon_socket: PathBuf,
     /// QMP, for the lab.
     pub lab_socket: PathBuf,
-    /// What the guest's kernel and init say.
+    /// Output of the guest's kernel and init.
     pub console: PathBuf,
-    /// What the workload reports: JSON lines.
+    /// Reports of the workload: JSON lines.
     pub metrics: PathBuf,
-    /// What QEMU itself says.
+    /// Output of QEMU itself.
     pub qemu_log: PathBuf,
     /// The swap disk.
     pub swap: PathBuf,
     /// The data disk.
     pub data: PathBuf,
-    /// The pages that it touched ([`truth`](crate::truth)); gone when the lab ends.
+    /// The pages that it touched ([`truth`](crate::truth)); removed when the lab ends.
     pub trace: PathBuf,
 }
 
 impl Files {
-    /// Of the machine `name` in the state directory `dir`.
+    /// The files of the machine `name` in the state directory `dir`.
     pub fn new(dir: &Path, name: &str) -> Self {
         let file = |sub: &str, end: &str| dir.join(sub).join(format!("{name}.{end}"));
         Self {
@@ -273,7 +273,7 @@ impl Files {
     }
 }
 
-/// The QEMU that is this guest; its disks must exist.
+/// The command that starts this guest's QEMU; its disks must exist.
 pub fn command(
     spec: &MachineSpec,
     files: &Files,
@@ -299,7 +299,8 @@ pub fn command(
     }
     for (id, served) in [("swap", &spec.swap_nbd), ("data", &spec.data_nbd)] {
         let Some((socket, export)) = served else { continue };
-        // Held while nobody answers, and the guest stopped rather than failed after that.
+        // QEMU holds requests while no server answers, up to `reconnect-delay`. After that it
+        // stops the guest instead of returning an I/O error.
         let server = format!("server.type=unix,server.path={}", socket.display());
         let patience = "reconnect-delay=300,open-timeout=30";
         let node = format!("driver=nbd,node-name={id},{server},export={export},{patience}");
@@ -337,7 +338,8 @@ pub fn command(
         .die_with_parent()
 }
 
-/// What every guest of the lab shares, also the one that only probes the accelerator.
+/// The part of the command that every guest of the lab shares, also the one that only probes the
+/// accelerator.
 pub fn bare(qemu: &Qemu, image: &Image, accel: Accel) -> Spawn {
     qemu.command()
         .args(["-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"])
@@ -348,15 +350,15 @@ pub fn bare(qemu: &Qemu, image: &Image, accel: Accel) -> Spawn {
         .arg(&image.initramfs)
 }
 
-/// What every guest's kernel is told: where to talk, to end when it fails, and to skip self-tests
-/// that are slow under emulation.
+/// Options of every guest's kernel: use this console, end on a failure, and skip self-tests that
+/// are slow under emulation.
 pub const KERNEL_BASICS: &str = "console=ttyS0 loglevel=4 panic=-1 mitigations=off no_timer_check \
     random.trust_cpu=on cryptomgr.notests";
 
 fn kernel_command_line(spec: &MachineSpec, accel: Accel) -> String {
     let mut line = format!("{KERNEL_BASICS} overbook.name={}", spec.name);
     if accel == Accel::Tcg {
-        // On a busy host the guest's own calibration can be wrong several times over.
+        // On a busy host the guest's own calibration can be wrong by a factor of several.
         line += &format!(" tsc=reliable tsc_early_khz={}", sys::tsc::khz());
     }
     if spec.memory_base < spec.memory_max {

@@ -1,5 +1,5 @@
-//! `overbook-lab`: what `overbook lab` runs; apart, so that the production binary holds no lab
-//! code.
+//! `overbook-lab`: the program behind `overbook lab`. It is separate, so that the production
+//! binary holds no lab code.
 
 use std::process::ExitCode;
 

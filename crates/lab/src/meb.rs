@@ -1,7 +1,8 @@
-//! What the experiments on working sets and miss-ratio curves share (MEB: Wang et al. 2016, §5.2).
+//! Common parts of the experiments on working sets and miss-ratio curves (MEB: Wang et al. 2016,
+//! §5.2).
 //!
-//! The code under test is the worker's own ([`overbook::worker::Tracked`]), driven within this
-//! process so that each experiment can switch it on and off, choose its mode and see what it takes.
+//! The code under test is the worker's own ([`overbook::worker::Tracked`]). It runs within this
+//! process, so that each experiment can switch it on and off, choose its mode and see its cost.
 //!
 //! ```text
 //! workloads          what the guests run, and why those

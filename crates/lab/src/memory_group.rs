@@ -1,7 +1,8 @@
-//! A memory cgroup of the lab's own: a limit on what several QEMU processes have together.
+//! A memory cgroup of the lab's own: a limit on the memory of several QEMU processes together.
 //!
-//! Works with cgroup v1 and v2, whichever holds the memory controller. Dropping it removes it, and
-//! puts back what was switched on for it; whoever is in it must have ended by then.
+//! It works with cgroup v1 and v2, whichever has the memory controller. Dropping it removes it,
+//! and restores the setting that was switched on for it. All processes in it must have ended by
+//! then.
 
 use std::fs;
 use std::io;
@@ -12,7 +13,7 @@ use model::Bytes;
 
 use crate::lab::LabError;
 
-/// How long the kernel may take to let go of a group whose processes have ended.
+/// Timeout for the kernel to release a group whose processes have ended.
 const REMOVAL: Duration = Duration::from_secs(5);
 
 /// A cgroup below the root of its tree.
@@ -20,7 +21,7 @@ const REMOVAL: Duration = Duration::from_secs(5);
 pub struct MemoryGroup {
     dir: PathBuf,
     version: Version,
-    /// Where the controller was switched on for it.
+    /// The file in which the controller was switched on for it.
     switched: Option<PathBuf>,
 }
 
@@ -31,7 +32,7 @@ enum Version {
 }
 
 impl MemoryGroup {
-    /// Makes one without a limit.
+    /// Makes a group without a limit.
     ///
     /// # Errors
     /// When this is not root, or the host has no memory controller.
@@ -55,7 +56,7 @@ impl MemoryGroup {
         &self.dir
     }
 
-    /// Has this process in it: what it takes from now on counts here.
+    /// Moves a process into it; memory that the process takes from now on counts here.
     ///
     /// # Errors
     /// When there is no such process.
@@ -63,36 +64,36 @@ impl MemoryGroup {
         Ok(fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
     }
 
-    /// Lets it have no more than this; what it has above is reclaimed before this returns, as far
-    /// as that goes.
+    /// Sets its limit. The kernel reclaims memory above the limit before this returns, if it can.
     ///
     /// # Errors
-    /// When the kernel cannot reclaim so much.
+    /// When the kernel cannot reclaim enough.
     pub fn set_limit(&self, limit: Bytes) -> Result<(), LabError> {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), limit.0.to_string())?)
     }
 
-    /// Keeps its anonymous memory from the host's swap: a limit then holds for all of it.
+    /// Keeps its anonymous memory out of the host's swap, so that a limit holds for all of it.
     ///
     /// # Errors
-    /// When the kernel cannot keep a single group from it.
+    /// When the kernel cannot exclude a single group.
     pub fn keep_from_swap(&self) -> Result<(), LabError> {
         Ok(fs::write(self.file("memory.swappiness", "memory.swap.max"), "0")?)
     }
 
-    /// Has the kernel reclaim what it has above this, as far as that goes now. It may have more
-    /// afterwards: where a limit stays, the kernel kills who finds nothing to reclaim.
+    /// Has the kernel reclaim memory above `limit` once, if it can. The group may use more
+    /// afterwards: under a lasting limit, the kernel kills a process when it finds nothing to
+    /// reclaim.
     ///
     /// # Errors
     /// When the kernel refuses to lift the limit.
     pub fn reclaim_to(&self, limit: Bytes) -> Result<(), LabError> {
         let file = self.file("memory.limit_in_bytes", "memory.high");
-        // Refused is what could not all be reclaimed in time.
+        // An error means that the kernel could not reclaim everything in time.
         let _ = fs::write(&file, limit.0.to_string());
         Ok(fs::write(file, self.unlimited())?)
     }
 
-    /// Has the kernel reclaim so much of what it has, or as much of that as there is.
+    /// Has the kernel reclaim `bytes` of its memory, or less if there is less.
     ///
     /// # Errors
     /// When the kernel cannot reclaim by request.
@@ -101,7 +102,7 @@ impl MemoryGroup {
             return self.reclaim_to(self.usage()?.minus(bytes));
         }
         match fs::write(self.dir.join("memory.reclaim"), bytes.0.to_string()) {
-            // Less was found.
+            // The kernel found less to reclaim.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             done => Ok(done?),
         }
@@ -119,7 +120,7 @@ impl MemoryGroup {
         if self.version == Version::V1 { "-1" } else { "max" }
     }
 
-    /// What it has, page cache and kernel memory among it.
+    /// Its memory, including page cache and kernel memory.
     ///
     /// # Errors
     /// When the kernel does not say.
@@ -129,8 +130,8 @@ impl MemoryGroup {
         Ok(Bytes(bytes))
     }
 
-    /// What of its anonymous memory no process has mapped: read from swap ahead of its use, or
-    /// about to go there.
+    /// Anonymous memory that no process has mapped: it was read ahead from swap, or is about to
+    /// be swapped out.
     ///
     /// # Errors
     /// When the kernel does not say.
@@ -157,7 +158,7 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// Where the tree with the memory controller is mounted.
+/// The mount point of the tree with the memory controller.
 fn tree(mounts: &str) -> Option<(PathBuf, Version)> {
     let lines = || mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let of_kind = |kind| lines().filter(move |words| words.get(2) == Some(&kind));
@@ -174,7 +175,7 @@ fn tree(mounts: &str) -> Option<(PathBuf, Version)> {
     v2.map(|root| (root, Version::V2))
 }
 
-/// What of anonymous memory is in the kernel's lists and not mapped.
+/// Anonymous memory that is in the kernel's LRU lists and not mapped.
 fn unmapped(stat: &str, mapped: &str) -> Bytes {
     let of = |wanted: &str| {
         let found = stat.lines().find_map(|line| line.strip_prefix(wanted)?.strip_prefix(' '));

@@ -1,4 +1,5 @@
-//! Overbook's merging, driven by an experiment: the worker's own engine on a thread of its own.
+//! Overbook's merging under an experiment's control: the worker's own engine on a separate
+//! thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,9 +15,9 @@ use sys::process::Identity;
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
 
-/// How long it works before it looks what has come.
+/// Time that it works before it checks for messages.
 const SLICE: Duration = Duration::from_millis(2);
-/// Whose pool it is: that of an experiment's guests.
+/// Owner of its pool: the group of an experiment's guests.
 const GROUP: &str = "lab";
 /// No limit to the rate.
 const FLAT_OUT: u32 = u32::MAX;
@@ -28,7 +29,7 @@ pub struct Merger {
     thread: Option<JoinHandle<Vec<Reading>>>,
 }
 
-/// What both sides know.
+/// State that both sides share.
 #[derive(Debug, Default)]
 struct Told {
     stop: AtomicBool,
@@ -40,8 +41,8 @@ struct Told {
 }
 
 impl Merger {
-    /// Merges what is the same in these QEMU processes. `pages_per_ms`: as many as it can, without
-    /// it. `tracking`: tracks them, too, at this share of a vCPU.
+    /// Merges identical pages of these QEMU processes, at `pages_per_ms` or (`None`) without a
+    /// limit. `tracking`: also tracks them, at this share of a vCPU.
     ///
     /// # Errors
     /// When the system has no thread for it.
@@ -53,7 +54,7 @@ impl Merger {
         Self::start_with(Dedup::new(GROUP), pids, pages_per_ms, tracking)
     }
 
-    /// The same where pages are known before the guests run.
+    /// Same as [`Self::start`], for pages that are known before the guests run.
     ///
     /// # Errors
     /// As for [`Self::start`].
@@ -67,13 +68,14 @@ impl Merger {
         Self::start_with(dedup, pids, pages_per_ms, None)
     }
 
-    /// The same with a hash under which most pages collide: of 4096 values, spread over the index.
+    /// The same with a hash under which most pages collide: it has 4096 values, spread over the
+    /// index.
     ///
     /// # Errors
     /// As for [`Self::start`].
     pub fn start_colliding(pids: &[u32]) -> Result<Self, LabError> {
-        // Times 2^64 over the golden ratio: what varies in its low bits alone falls into one
-        // bucket.
+        // Times 2^64 over the golden ratio: values that differ only in their low bits would fall
+        // into one bucket.
         let weak: Hash = |page, _| {
             let sum = page.iter().map(|byte| u64::from(*byte)).sum::<u64>() % 4096;
             (sum + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -115,7 +117,7 @@ impl Merger {
                 let cpu_ns = u64::try_from(own_cpu().as_nanos()).unwrap_or(u64::MAX);
                 ours.cpu_ns.store(cpu_ns, Ordering::Relaxed);
                 ours.pool_bytes.store(dedup.pool_bytes(), Ordering::Relaxed);
-                // Not unasked: it takes longer than the work itself where there is none.
+                // Only on request: it takes longer than the work itself when there is no work.
                 if ours.is_asked.load(Ordering::Acquire) {
                     *ours.readings.lock().unwrap_or_else(PoisonError::into_inner) =
                         readings(&dedup);
@@ -128,24 +130,24 @@ impl Merger {
         Ok(Self { told, thread: Some(thread) })
     }
 
-    /// Another rate from now on.
+    /// Changes the rate from now on.
     pub fn set_rate(&self, pages_per_ms: u32) {
         self.told.rate.store(pages_per_ms, Ordering::Relaxed);
     }
 
-    /// CPU time that it has taken, in seconds; the shims' comes on top.
+    /// CPU time that it has taken, in seconds, without the shims' CPU time.
     #[must_use]
     pub fn cpu_s(&self) -> f64 {
         self.told.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
 
-    /// What the pool takes.
+    /// Memory that the pool takes.
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {
         self.told.pool_bytes.load(Ordering::Relaxed)
     }
 
-    /// What it knows of each VM.
+    /// Its present knowledge of each VM.
     #[must_use]
     pub fn readings(&self) -> Vec<Reading> {
         self.told.is_asked.store(true, Ordering::Release);
@@ -159,7 +161,7 @@ impl Merger {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends it; what it knew of each VM.
+    /// Ends it; returns its last knowledge of each VM.
     #[must_use]
     pub fn stop(mut self) -> Vec<Reading> {
         self.told.stop.store(true, Ordering::Relaxed);

@@ -1,8 +1,9 @@
-//! What the workloads report: JSON lines in one file per guest, stamped with when they arrived.
+//! Reports of the workloads: JSON lines in one file per guest, stamped with their time of
+//! arrival.
 //!
-//! **Idea.** A guest's clock is the guest's (it stands still when the guest does), so the host
-//! stamps each line when it comes: one thread follows all files. Lines are hostile: too long or no
-//! JSON, and they are left out.
+//! **Idea.** A guest's clock stops when the guest is stopped, so the host stamps each line on
+//! arrival. One thread follows all files. Lines are untrusted: a line that is too long or no JSON
+//! is ignored.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,25 +14,25 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-/// How often the files are looked at: the error of a time stamp.
+/// Polling interval of the files, which is the error of a time stamp.
 const PERIOD: Duration = Duration::from_millis(50);
 const LINE_LIMIT: usize = 16 * 1024;
 
 /// One report of a workload.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// When the host saw it.
+    /// The time at which the host saw it.
     pub arrived: Instant,
-    /// What the workload printed.
+    /// The report as the workload printed it.
     pub value: Value,
 }
 
-/// The newest report of one guest: whoever needs a history keeps what it needs of it.
+/// The newest report of one guest. A reader that needs a history keeps it.
 #[derive(Debug, Clone, Default)]
 pub struct Newest(Arc<Mutex<Option<Sample>>>);
 
 impl Newest {
-    /// A copy; `None` as long as there is none.
+    /// A copy; `None` until there is a report.
     pub fn get(&self) -> Option<Sample> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -41,7 +42,7 @@ impl Newest {
     }
 }
 
-/// The thread that follows the files; ends when this is dropped.
+/// The thread that follows the files; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Follower {
     stop: Arc<AtomicBool>,
@@ -73,7 +74,7 @@ impl Drop for Follower {
     }
 }
 
-/// How far one file has been read.
+/// The state of reading one file.
 struct Tail {
     path: PathBuf,
     file: Option<File>,
@@ -98,7 +99,7 @@ impl Tail {
         let arrived = Instant::now();
         for byte in fresh {
             if byte != b'\n' {
-                // One byte too many marks the line as too long.
+                // One byte above the limit marks the line as too long.
                 if self.partial.len() <= LINE_LIMIT {
                     self.partial.push(byte);
                 }
@@ -114,7 +115,7 @@ impl Tail {
     }
 }
 
-/// The last complete report in a file, and how old it is; for who has not followed it.
+/// The last complete report in a file and its age, for a reader that has not followed the file.
 pub fn last_in(path: &Path) -> Option<(Value, Duration)> {
     let mut file = File::open(path).ok()?;
     let metadata = file.metadata().ok()?;
@@ -128,7 +129,7 @@ pub fn last_in(path: &Path) -> Option<(Value, Duration)> {
     Some((value, SystemTime::now().duration_since(metadata.modified().ok()?).unwrap_or_default()))
 }
 
-/// All complete reports in a file, in order; none when there is no file.
+/// All complete reports in a file, in order; none when the file does not exist.
 pub fn all_in(path: &Path) -> Vec<Value> {
     let text = std::fs::read(path).unwrap_or_default();
     let lines = text.split_inclusive(|&byte| byte == b'\n');

@@ -1,8 +1,9 @@
-//! A lean NBD client: it loads a server, and costs as little beside it as can be.
+//! A lean NBD client: it loads a server at the least CPU cost of its own.
 //!
-//! One thread, one blocking socket. It keeps a number of requests under way: it reads what has
-//! come, parses all replies in it, and sends as many new requests at once. What was read is not
-//! looked at. So servers that are loaded by it differ by what they cost themselves.
+//! It has one thread and one blocking socket, and keeps a number of requests in flight. It reads
+//! the available data, parses all replies in it, and sends the same number of new requests at
+//! once. It does not look at the data of reads. Servers under its load therefore differ only by
+//! their own cost.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,16 +23,16 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use crate::pinning;
 use crate::random::Random;
 
-/// What each request reads or writes, in bytes.
+/// Size of each random read or write, in bytes.
 pub(crate) const PAGE: u32 = 4096;
 /// The export that every server is asked for.
 pub(crate) const EXPORT: &str = "memory";
-/// Room for what a server says at once, in bytes.
+/// Size of the receive buffer, in bytes.
 const ROOM: usize = 1 << 20;
-/// A server that says nothing for so long is dead.
+/// Timeout after which a silent server counts as dead.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Address {
     Unix(PathBuf),
@@ -40,7 +41,7 @@ pub(crate) enum Address {
     Tls(SocketAddr, PathBuf),
 }
 
-/// What came of some seconds of load.
+/// Result of some seconds of load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     pub(crate) requests: u32,
@@ -56,7 +57,7 @@ impl<S: Read + Write> Stream for S {}
 pub(crate) struct Load {
     stream: Box<dyn Stream>,
     input: Vec<u8>,
-    /// What was received and is no whole reply yet.
+    /// Received data that is not a whole reply yet.
     unread: std::ops::Range<usize>,
     size: u64,
 }
@@ -98,8 +99,8 @@ impl Load {
         self.drive(Command::Write, PAGE, 16, |_| pages.next()).map(|_| ())
     }
 
-    /// Reads or writes the first `total` bytes one after the other, in requests of `length` bytes
-    /// with so many under way. Answers how many MB (10^6 bytes) that makes in a second.
+    /// Reads or writes the first `total` bytes in sequence, in requests of `length` bytes with
+    /// `depth` in flight. Returns the rate in MB (10^6 bytes) per second.
     pub(crate) fn stream(
         &mut self,
         command: Command,
@@ -113,7 +114,7 @@ impl Load {
         Ok(bytes / 1e6 / began.elapsed().as_secs_f64())
     }
 
-    /// Reads or writes pages at random for this long, with so many requests under way.
+    /// Reads or writes pages at random for `time`, with `depth` requests in flight.
     pub(crate) fn measure(
         &mut self,
         command: Command,
@@ -130,8 +131,8 @@ impl Load {
         Ok(Rate::of(&mut took, began.elapsed()))
     }
 
-    /// Keeps `depth` requests under way as long as `next` names an offset. Answers how long each
-    /// took, in nanoseconds.
+    /// Keeps `depth` requests in flight while `next` names an offset. Returns the latency of
+    /// each, in nanoseconds.
     fn drive(
         &mut self,
         command: Command,
@@ -206,8 +207,8 @@ impl Rate {
     }
 }
 
-/// The reply, or part of one, at the front of `input`: how long it is, and which request it ends.
-/// `brings`: so many bytes of data follow a simple one.
+/// The reply, or part of one, at the front of `input`: its length, and the request that it
+/// completes. `brings` is the number of data bytes after a simple reply.
 fn parse(input: &[u8], brings: usize) -> io::Result<Option<(usize, Option<u64>)>> {
     let mut bytes = Bytes::new(input);
     let (length, done) = match bytes.u32() {
@@ -234,7 +235,7 @@ fn parse(input: &[u8], brings: usize) -> io::Result<Option<(usize, Option<u64>)>
     Ok((input.len() >= length).then_some((length, done)))
 }
 
-/// Negotiates; answers the export's size, or nothing when TLS is next.
+/// Negotiates. Returns the export's size, or `None` when TLS is next.
 pub(crate) fn talk(
     stream: &mut impl Stream,
     dialogue: &mut Dialogue,
@@ -272,7 +273,7 @@ fn connect_tcp(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// TLS that takes all records that have come at once.
+/// TLS that takes all available records at once.
 struct Tls {
     session: ClientConnection,
     socket: BufReader<TcpStream>,
@@ -351,8 +352,8 @@ impl Write for Tls {
     }
 }
 
-/// The same round trip as that of a read, without a server: a request's bytes there, and a reply's
-/// back, from a thread that does nothing else, on these CPUs (none: on any).
+/// The round trip of a read without a server: a thread that does nothing else receives a
+/// request's bytes and sends a reply's bytes, on these CPUs (empty: on any).
 pub(crate) fn raw_round_trips(time: Duration, cpus: &[usize]) -> io::Result<Rate> {
     const BACK: usize = SIMPLE + PAGE as usize;
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
@@ -361,7 +362,7 @@ pub(crate) fn raw_round_trips(time: Duration, cpus: &[usize]) -> io::Result<Rate
     far.set_nodelay(true)?;
     let cpus = cpus.to_vec();
     let echo = std::thread::spawn(move || {
-        // Where it may not be, it is on any.
+        // Where the CPUs are not allowed, the thread runs on any.
         let _ = pinning::this_thread(&cpus);
         let (mut request, reply) = ([0; HEADER], [0x5a; BACK]);
         while far.read_exact(&mut request).is_ok() && far.write_all(&reply).is_ok() {}

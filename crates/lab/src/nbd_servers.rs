@@ -1,8 +1,8 @@
-//! Servers of the same memory by NBD: ours, and two that others use.
+//! Servers of the same memory by NBD: ours, and two established ones.
 //!
-//! `nbdkit` and `qemu-storage-daemon` come from the distribution, unpacked privately as the lab's
-//! QEMU is. Ours is this program's own `serve-memory`: a page server of one export, which is of the
-//! layer `memory` alone.
+//! `nbdkit` and `qemu-storage-daemon` come from the distribution, unpacked privately like the
+//! lab's QEMU. Ours is this program's own `serve-memory`: a page server of one export, which
+//! consists of the layer `memory` alone.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -25,15 +25,15 @@ use crate::lab::LabError;
 use crate::nbd_load::{Address, EXPORT, Load};
 use crate::packages::Unpacked;
 
-/// What the hidden subcommand is called.
+/// The name of the hidden subcommand.
 pub(crate) const SUBCOMMAND: &str = "serve-memory";
 const MIB: u64 = 1 << 20;
-/// Memory that looks like a file, for the one server that has no memory of its own.
+/// Memory as a file system, for the one server that has no memory of its own.
 const SHARED_MEMORY: &str = "/dev/shm";
 const START_LIMIT: Duration = Duration::from_secs(10);
 const END: Duration = Duration::from_secs(5);
 
-/// Whose server it is.
+/// The server's implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ours,
@@ -41,7 +41,7 @@ pub(crate) enum Kind {
     Qemu,
 }
 
-/// How clients reach it.
+/// The transport between a server and its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Unix,
@@ -72,7 +72,7 @@ impl Way {
         }
     }
 
-    /// Where a server in `dir` is to listen.
+    /// The address at which a server in `dir` is to listen.
     fn address(self, kind: Kind, dir: &Path) -> io::Result<Address> {
         Ok(match self {
             Self::Unix => Address::Unix(dir.join(format!("{}.sock", kind.name()))),
@@ -82,11 +82,11 @@ impl Way {
     }
 }
 
-/// The programs of others.
+/// The programs of the other two servers.
 pub(crate) struct Programs(Unpacked);
 
 impl Programs {
-    /// From the cache, else from the distribution.
+    /// Takes them from the cache, else from the distribution.
     pub(crate) fn provide() -> Result<Self, LabError> {
         let unpacked = Unpacked::provide(&Cache::open()?, "nbd-servers", &["nbdkit", "qemu-utils"]);
         Ok(Self(unpacked.map_err(io::Error::other)?))
@@ -136,7 +136,7 @@ impl Programs {
     }
 }
 
-/// A server that runs, and ends with this.
+/// A running server; dropping it ends the server.
 pub(crate) struct Running {
     pub(crate) kind: Kind,
     pub(crate) way: Way,
@@ -145,18 +145,18 @@ pub(crate) struct Running {
     _file: Option<tempfile::NamedTempFile>,
 }
 
-/// How slowly our server's memory is read: like a disk with one head.
+/// The delays of our server's reads, as of a disk with one head.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slow {
-    /// For each read, in microseconds.
+    /// The delay of each read, in microseconds.
     pub(crate) read_us: u64,
-    /// For each of its bytes.
+    /// The additional delay of each byte, in nanoseconds.
     pub(crate) ns_per_byte: f64,
 }
 
 impl Running {
-    /// Starts it on these CPUs (none: on any) in `dir`, which has the certificates, too, and writes
-    /// all its memory once.
+    /// Starts it on these CPUs (empty: on any) in `dir`, which also holds the certificates, and
+    /// writes all its memory once.
     pub(crate) fn start(
         (kind, way): (Kind, Way),
         programs: &Programs,
@@ -180,7 +180,7 @@ impl Running {
         Self::run((kind, way), &address, spawn.on_cpus(cpus), dir, file)
     }
 
-    /// The same with ours, which may be slow on purpose.
+    /// Same as [`Self::start`], for our server, which may be slow on purpose.
     pub(crate) fn ours(
         way: Way,
         cpus: &[usize],
@@ -230,18 +230,18 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // If it cannot be ended now, it ends with this process.
+        // If the end fails now, the server ends with this process.
         let _ = self.child.end(END);
     }
 }
 
-/// A port that nobody had a moment ago.
+/// A port that no process used a moment ago.
 pub(crate) fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Writes certificates of a new authority, under the names that all three servers know, for this
-/// host and for `address`.
+/// Writes certificates of a new authority, under the file names that all three servers expect,
+/// for this host and for `address`.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -259,7 +259,7 @@ pub fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
     Ok(())
 }
 
-/// For how long its certificates are valid.
+/// The lifetime of its certificates.
 const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// One export of memory.
@@ -279,7 +279,7 @@ impl Catalogue for One {
     }
 }
 
-/// Where our server of memory is to listen.
+/// The arguments of our server of memory.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeMemory {
     #[arg(long)]
@@ -290,10 +290,10 @@ pub(crate) struct ServeMemory {
     tcp: Option<SocketAddr>,
     #[arg(long)]
     tls: Option<PathBuf>,
-    /// Like a disk: so long for each read …
+    /// Delay of each read, in microseconds
     #[arg(long, default_value_t = 0)]
     read_us: u64,
-    /// … and so long for each byte of it
+    /// Additional delay of each byte of a read, in nanoseconds
     #[arg(long, default_value_t = 0.0)]
     ns_per_byte: f64,
 }

@@ -1,10 +1,11 @@
-//! One burst of clients at a web server that was given less memory than it was promised, and what
-//! is done about it (Overdriver §5).
+//! One burst of clients at a web server that was given less memory than it was promised, and the
+//! remedies (Overdriver §5).
 //!
-//! The paper's ten minutes are one here, so its intervals of 10 s are 1 s; the daemon's are 2 s,
-//! the shortest that it takes. The guest's disk has moving heads: a read takes 5 ms. Other hosts'
-//! memory lies behind a cable of 1 Gbit/s, and migrations send as much as that. The second host has
-//! all the memory that the guest was promised; the first one has what the guest was given.
+//! The paper's ten minutes are one minute here, so its intervals of 10 s are 1 s. The daemon's
+//! are 2 s, the shortest that it accepts. The guest's disk has moving heads: a read takes 5 ms.
+//! Other hosts' memory is behind a link of 1 Gbit/s, which migrations use as well. The second
+//! host has all the memory that the guest was promised. The first one has the memory that the
+//! guest was given.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -27,26 +28,26 @@ use crate::qmp::Line;
 use crate::remote_swap::{Disk, RemoteSwap};
 use crate::scenario::Context;
 
-/// What is done about an overload.
+/// The remedy for an overload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// There is none: the guest has what it was promised.
+    /// None is needed: the guest has the memory that it was promised.
     Memory,
     /// The guest swaps to its disk.
     Disk,
-    /// It swaps into another host's memory, the disk behind it.
+    /// The guest swaps into another host's memory, backed by the disk.
     Network,
-    /// It is migrated at the first sign of an overload, and swaps to its disk until it is there.
-    /// The lab decides that, where a controller would wait.
+    /// The guest is migrated at the first sign of an overload, and swaps to its disk until it has
+    /// arrived. The lab decides that at once, where a controller would wait.
     Migration,
     /// Overbook: another host's memory, and a migration once the overload is sustained.
     Both(Threshold),
-    /// The same with the threshold that Overbook has [learned] from the guest, instead of
-    /// this one.
+    /// The same with the threshold that Overbook has [learned] from the guest, instead of this
+    /// one.
     Learned(Threshold),
 }
 
-/// What the daemon knows of a guest that was overloaded twenty times, for one interval each.
+/// The daemon's profile of a guest that was overloaded twenty times, for one interval each.
 fn learned() -> Learned {
     let profile = Profile {
         intervals: 5_000,
@@ -58,75 +59,75 @@ fn learned() -> Learned {
     Learned { profiles: [(VmName::from(GUEST), profile)].into(), ..Learned::default() }
 }
 
-/// When an overload is sustained, in intervals of 2 s.
+/// The threshold of a sustained overload, in intervals of 2 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threshold {
-    /// So many are looked at.
+    /// The number of latest intervals that are considered.
     pub window: u32,
-    /// So many of them are overloaded.
+    /// The number of overloaded ones among them that makes an overload sustained.
     pub sustained: u32,
 }
 
-/// What was seen.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Requests that were answered from shortly before the burst until shortly after it.
     pub answered: f64,
-    /// Of those that were asked meanwhile, the mean response in milliseconds.
+    /// Mean response time of the requests in that time, in milliseconds.
     pub response_ms: f64,
-    /// For so long the guest paged more than an overload does.
+    /// Time for which the guest paged above the limit of an overload.
     pub overloaded_s: f64,
-    /// Sent to other hosts and received from them.
+    /// Data sent to other hosts and received from them.
     pub traffic: Bytes,
-    /// Memory of other hosts that was taken for this, at most.
+    /// The most memory of other hosts that was taken for this.
     pub space: Bytes,
     /// Whether the guest changed hosts.
     pub moved: bool,
-    /// Answers a second, over the seconds since the begin.
+    /// Answers per second, over the seconds since the start.
     pub rates: Vec<(f64, f64)>,
 }
 
 const GUEST: &str = "web";
-/// What the guest was promised, and what it was given.
+/// Memory that the guest was promised, and memory that it was given.
 pub const PROMISED: Bytes = Bytes::mib(256);
 const GIVEN: Bytes = Bytes::mib(128);
-/// The working set of those that are always there, and of those that come in a burst; in MB.
+/// Working sets in MB: of the sessions that are always there, and of those that come in a burst.
 const CALM_MB: u32 = 64;
 const BURST_MB: u32 = 96;
-/// Requests a second, and how many more there are in a burst: 600 sessions to 250.
+/// Requests per second, and the factor by which a burst multiplies them: 600 sessions to 250.
 const RATE: u32 = 125;
 const FACTOR: f64 = 2.4;
-/// Until the burst: the pool comes up.
+/// Time until the burst, in which the pool comes up.
 const OFF: Duration = Duration::from_secs(15);
-/// Before and after the burst, for so long is measured.
+/// Time before and after the burst that is measured, too.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(5);
 const SWAP: Bytes = Bytes::mib(256);
-/// What a disk with moving heads takes for a read.
+/// Time of a read on a disk with moving heads, in microseconds.
 const READ_US: u32 = 5_000;
-/// Of the cable, in Mbit/s.
+/// Rate of the link, in Mbit/s.
 const CABLE: u32 = 1_000;
 const PAGES_PER_S: f64 = 200.0;
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
-/// Paging is measured over so long.
+/// Interval over which paging is measured.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// So many requests are asked while it is measured.
+/// Requests that clients send in the measured time.
 #[must_use]
 pub fn asked(burst: Duration) -> f64 {
     let (calm, burst) = ((BEFORE + AFTER).as_secs_f64(), burst.as_secs_f64());
     f64::from(RATE) * (calm + FACTOR * burst)
 }
 
-/// Runs it once.
+/// Runs one burst.
 ///
 /// # Errors
-/// The lab's.
+/// Errors of the lab.
 pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, LabError> {
     context.make_dir()?;
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
-    // What the guest of an earlier run has said there.
+    // Output of an earlier run's guest there.
     match fs::remove_dir_all(&far) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
@@ -185,8 +186,8 @@ pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, L
     Ok(seen)
 }
 
-/// Two hosts, and a controller where Overbook decides itself. `learned`: what the first host's
-/// daemon knows.
+/// Two hosts, and a controller if Overbook decides itself. `learned` is the first host's daemon's
+/// knowledge.
 fn pool(
     lab: &Lab,
     far: &Path,
@@ -224,14 +225,14 @@ fn pool(
 /// A line of the guest's report.
 #[derive(Clone, Copy, Default)]
 struct Row {
-    /// Seconds since the begin.
+    /// Seconds since the start.
     at: f64,
     answered: f64,
     dropped: f64,
     mean_us: f64,
 }
 
-/// Who looks on.
+/// The observer of a run.
 struct Watch {
     begun: Instant,
     hosts: [Newest; 2],
@@ -240,12 +241,12 @@ struct Watch {
     pool: Option<Pool>,
     may_move: bool,
     rows: Vec<Row>,
-    /// What the disk had done, and when, over the last second.
+    /// The disk's count of pages over the last second, with times.
     disk: VecDeque<(Instant, u64)>,
-    /// When its last reading was above the limit, and for how long all of them were.
+    /// The time of the last reading, and the total time for which readings were above the limit.
     looked: Instant,
     overloaded: Duration,
-    /// What lay in other hosts' memory before, and at most.
+    /// Memory used on other hosts: before the burst, and at most.
     held: (Bytes, Bytes),
     sent: Bytes,
     moved: bool,
@@ -331,7 +332,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Decides that the guest is to go to the other host.
+    /// Decides that the guest moves to the other host.
     fn have_moved(&mut self) -> Result<(), LabError> {
         let Some(pool) = &self.pool else { return Ok(()) };
         let refused = |error: StoreError| LabError::Io(io::Error::other(error));
@@ -349,7 +350,7 @@ impl Watch {
     fn seen(&self, window: (Duration, Duration)) -> Seen {
         let (from, until) = (window.0.as_secs_f64(), window.1.as_secs_f64());
         let pairs = || self.rows.windows(2).map(|pair| (pair[0], pair[1]));
-        // Of the answers between two lines, as many as of their time lie in the window.
+        // Answers between two lines count by the part of their interval that lies in the window.
         let (mut answered, mut asked, mut waited) = (0.0, 0.0, 0.0);
         for (old, new) in pairs() {
             let within = (new.at.min(until) - old.at.max(from)).max(0.0) / (new.at - old.at);

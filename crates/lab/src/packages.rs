@@ -1,5 +1,5 @@
-//! Packages of the distribution, downloaded and unpacked privately: the user's system is not
-//! changed.
+//! Packages of the distribution, downloaded and unpacked privately, so that the user's system is
+//! not changed.
 //!
 //! **Problem.** The lab needs a guest kernel, a busybox and perhaps a newer QEMU. Installing them
 //! would change the machine, and need root.
@@ -20,7 +20,7 @@ use crate::sources::{self, Source};
 /// Where Debian's packages put libraries.
 const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// Why packages could not be had.
+/// Why packages could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
     /// The machine is no Debian.
@@ -38,7 +38,7 @@ pub enum PackageError {
         /// `VERSION_CODENAME` of `/etc/os-release`, or nothing.
         codename: String,
     },
-    /// apt did not name what was asked for.
+    /// apt did not name the requested package.
     #[error("apt knows no package {name:?}: the lab needs the packages of Debian 12 or newer")]
     Unknown {
         /// The package.
@@ -55,12 +55,12 @@ pub enum PackageError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// A private apt: own lists and archives in a directory that disappears with it.
+/// A private apt: its own lists and archives in a directory that is removed on drop.
 #[derive(Debug)]
 pub struct Apt {
     root: tempfile::TempDir,
@@ -102,7 +102,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Where the release itself comes from, without its updates.
+    /// The source of the release itself, without its updates.
     pub fn mirror(&self) -> Result<&Source, PackageError> {
         let main = self.sources.iter().find(|source| source.suite == self.codename);
         main.ok_or_else(|| PackageError::NoSource { codename: self.codename.clone() })
@@ -114,7 +114,7 @@ impl Apt {
         found.ok_or_else(|| PackageError::Unknown { name: package.to_owned() })
     }
 
-    /// The names of all that `package` cannot be without.
+    /// The names of all dependencies of `package`.
     pub fn dependencies(&self, package: &str) -> Result<Vec<String>, PackageError> {
         let output = self.run("apt-cache", &["depends", package]).map_err(|error| match error {
             CommandError::Failed { .. } => PackageError::Unknown { name: package.to_owned() },
@@ -125,15 +125,15 @@ impl Apt {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// The names of all packages that can be had and that this regular expression finds.
+    /// The names of all available packages that match this regular expression.
     pub fn search(&self, pattern: &str) -> Result<Vec<String>, PackageError> {
         let output = self.run("apt-cache", &["search", "--names-only", pattern])?;
         let output = String::from_utf8_lossy(&output).into_owned();
         Ok(output.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
     }
 
-    /// Downloads `package` from the backports with all that it needs and this system lacks, and
-    /// unpacks it into `into`.
+    /// Downloads `package` from the backports with all dependencies that this system lacks, and
+    /// unpacks them into `into`.
     pub fn unpack_with_dependencies(&self, package: &str, into: &Path) -> Result<(), PackageError> {
         let backports = format!("{}-backports", self.codename);
         let fixed = ["-q", "-y", "--download-only", "--no-install-recommends", "-t", &backports];
@@ -181,13 +181,13 @@ impl Apt {
     }
 }
 
-/// Programs of packages in the cache, which find their libraries beside them.
+/// Programs of packages in the cache, with their libraries.
 #[derive(Debug, Clone)]
 pub struct Unpacked(PathBuf);
 
 impl Unpacked {
-    /// The cache's entry of this name; when it is missing these packages, and all that they need,
-    /// are unpacked into it.
+    /// The cache's entry of this name. If it is missing, these packages and all their
+    /// dependencies are unpacked into it.
     pub fn provide(cache: &Cache, entry: &str, packages: &[&str]) -> Result<Self, PackageError> {
         let fill = |dir: &Path| {
             eprintln!("lab: unpacking {} into {}", packages.join(", "), cache.root().display());
@@ -198,7 +198,7 @@ impl Unpacked {
         cache.directory(entry, fill).map(Self)
     }
 
-    /// What was unpacked into this directory.
+    /// The packages that were unpacked into `root`.
     pub(crate) fn at(root: &Path) -> Self {
         Self(root.to_owned())
     }
@@ -208,19 +208,20 @@ impl Unpacked {
         &self.0
     }
 
-    /// Where a program is: here, or where the system has it.
+    /// The path of a program: here, or the system's.
     pub fn program(&self, name: &str) -> PathBuf {
         let own = self.0.join("usr/bin").join(name);
         if own.is_file() { own } else { name.into() }
     }
 
-    /// What `LD_LIBRARY_PATH` is to be for it.
+    /// The value of `LD_LIBRARY_PATH` for its programs.
     pub fn libraries(&self) -> String {
         LIBRARIES.map(|dir| self.0.join(dir).display().to_string()).join(":")
     }
 }
 
-/// Everything below `root`; of the system's only its proxy, its keys and its installed packages.
+/// All paths are below `root`. Only the proxy, the keys and the list of installed packages are
+/// the system's.
 fn configuration(root: &Path) -> String {
     let root = root.display();
     format!(
@@ -247,7 +248,7 @@ Debug::NoLocking "true";
     )
 }
 
-/// For example `bookworm`; empty when the machine does not say.
+/// The release's code name, for example `bookworm`; empty when the machine does not state it.
 pub(crate) fn release_codename() -> String {
     let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));

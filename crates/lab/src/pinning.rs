@@ -1,4 +1,4 @@
-//! What runs on which of the host's CPUs.
+//! Placement of processes and threads on the host's CPUs.
 
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
@@ -7,10 +7,10 @@ use sys::process::{Identity, children_of};
 
 use crate::lab::LabError;
 
-/// Starts something whose threads run on this CPU.
+/// Runs `start` on this CPU; the threads that it starts stay there.
 ///
 /// # Errors
-/// When there is no such CPU, and its own.
+/// When there is no such CPU, and the errors of `start`.
 pub fn on_cpu<T: Send>(
     cpu: usize,
     start: impl FnOnce() -> Result<T, LabError> + Send,
@@ -23,7 +23,7 @@ pub fn on_cpu<T: Send>(
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Has this thread run on these CPUs; none: where it runs now.
+/// Moves this thread to these CPUs; if there are none, it stays where it runs.
 ///
 /// # Errors
 /// When there are no such CPUs.
@@ -36,13 +36,13 @@ pub fn this_thread(cpus: &[usize]) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Gives a process, and those that it has started, the weight on their CPU that a service has with
+/// Gives a process and its children the weight on their CPU that a service has with
 /// `CPUWeight=1000`.
 ///
 /// # Errors
 /// When it has ended.
 pub fn weigh_as_a_service(process: Identity) -> std::io::Result<()> {
-    /// Ten times the weight of a program that says nothing.
+    /// The nice level with ten times the default weight.
     const NICE: i32 = -10;
     for of in std::iter::once(process).chain(children_of(process.pid)?) {
         let pid = i32::try_from(of.pid).ok().and_then(Pid::from_raw);
@@ -51,7 +51,7 @@ pub fn weigh_as_a_service(process: Identity) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Another thread that runs on one CPU, until this is dropped.
+/// Another thread that is pinned to one CPU until this is dropped.
 #[derive(Debug)]
 pub struct Pinned {
     thread: Pid,
@@ -59,10 +59,10 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Holds it there.
+    /// Pins it.
     ///
     /// # Errors
-    /// When there is no such CPU or thread, or it is the kernel's and stays where it is.
+    /// When there is no such CPU or thread, or the kernel does not allow it to move.
     pub fn to(cpu: usize, thread: u32) -> Result<Self, LabError> {
         let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
         let thread = thread.ok_or_else(|| std::io::Error::from(rustix::io::Errno::SRCH))?;
@@ -74,7 +74,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // A thread that has ended runs nowhere.
+        // The thread may have ended.
         let _ = sched_setaffinity(Some(self.thread), &self.before);
     }
 }

@@ -1,6 +1,7 @@
-//! A pool of two hosts on one: two directories, each with a daemon, beside etcd and a controller.
+//! A pool of two hosts on one machine: two directories, each with a daemon, and etcd and a
+//! controller.
 //!
-//! The guest begins on the first host. Each host takes VMs in by a [`Takeover`] that is like the
+//! The guest begins on the first host. Each host accepts VMs by a [`Takeover`] that is like the
 //! guest, and the disks are shared. All of them are the real programs; each can be killed and
 //! started again.
 
@@ -25,52 +26,52 @@ use crate::machine::Files;
 use crate::qmp::Line;
 use crate::takeover::Takeover;
 
-/// What the two hosts are called; the guest begins on the first one.
+/// The names of the two hosts; the guest begins on the first one.
 pub const HOSTS: [&str; 2] = ["a", "b"];
-/// The controller among [`Pool::start`]'s processes; daemons have their host's place in [`HOSTS`].
+/// The controller's index for [`Pool::start`]; daemons have their host's index in [`HOSTS`].
 pub const CONTROLLER: usize = 2;
 const END: Duration = Duration::from_secs(5);
 
-/// How the hosts are configured.
+/// The hosts' configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
     /// The guest.
     pub guest: &'a str,
-    /// What it was given.
+    /// Memory that it was given.
     pub given: Bytes,
-    /// What it was promised: either host's group has that much.
+    /// Memory that it was promised, which is the budget of either host's group.
     pub promised: Bytes,
-    /// What either host's daemon does with balloons: `observe` or `enforce`.
+    /// The balloon mode of either host's daemon: `observe` or `enforce`.
     pub balloon: [&'a str; 2],
     /// Keys of `[overload]`.
     pub overload: &'a str,
-    /// Keys of `[pool]` beside those that every host has.
+    /// Keys of `[pool]` in addition to those that every host has.
     pub pool: &'a str,
-    /// Members of etcd.
+    /// Number of etcd's members.
     pub members: usize,
 }
 
-/// Two hosts, their store, and who decides.
+/// Two hosts, their store, and the processes that decide.
 pub struct Pool {
-    /// Where the hosts' files lie.
+    /// The directories of the hosts' files.
     pub dirs: [PathBuf; 2],
     /// The members of etcd.
     pub members: Members,
     guest: String,
     store: Arc<dyn Store>,
     runtime: Runtime,
-    /// What they have started ends with them.
+    /// The processes that they have started end with them.
     _takeovers: [Takeover; 2],
     /// Two daemons and a controller.
     processes: [Option<Child>; 3],
 }
 
 impl Pool {
-    /// The host of this lab's guest, and another one whose files lie in `far`, where nothing else
-    /// is. Neither daemon runs yet.
+    /// The host of this lab's guest, and another one with its files in `far`, which is emptied.
+    /// Neither daemon runs yet.
     ///
     /// # Errors
-    /// A program is missing, or the kernel's.
+    /// A program is missing, or the kernel's error.
     pub fn new(lab: &Lab, far: &Path, settings: &Settings<'_>) -> Result<Self, LabError> {
         let (near, guest) = (lab.dir(), lab.machine(settings.guest)?);
         guest.hang_up();
@@ -95,7 +96,7 @@ impl Pool {
     /// Starts one of the two daemons, or the controller.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn start(&mut self, which: usize) -> Result<(), LabError> {
         let (dir, command, log) = match self.dirs.get(which) {
             Some(dir) => (dir, "daemon", dir.join("log/daemon")),
@@ -108,10 +109,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Kills it.
+    /// Kills one of them.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn kill(&mut self, which: usize) -> Result<(), LabError> {
         if let Some(mut child) = self.processes[which].take() {
             child.signal(Signal::KILL)?;
@@ -120,14 +121,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Kills what works on the guest's memory there; the daemon starts it again.
+    /// Kills the worker processes of a host's daemon; the daemon starts them again.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn kill_worker(&self, host: usize) -> Result<(), LabError> {
         let Some(daemon) = &self.processes[host] else { return Ok(()) };
         for worker in children_of(daemon.identity().pid)? {
-            // It may be ending by itself.
+            // The worker may be ending by itself.
             let _ = worker.signal(Signal::KILL);
         }
         Ok(())
@@ -141,32 +142,32 @@ impl Pool {
         status.is_ok_and(|status| status["running"] == true)
     }
 
-    /// All that the store holds.
+    /// The whole content of the store.
     ///
     /// # Errors
-    /// The store's.
+    /// The store's error.
     pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
         self.runtime.block_on(self.store.read(""))
     }
 
-    /// The same as records; `None`: it does not answer.
+    /// The same as records; `None`: the store does not answer.
     #[must_use]
     pub fn records(&self) -> Option<Records> {
         self.snapshot().ok().map(|snapshot| Records::of(&snapshot))
     }
 
-    /// Takes the place of the one that decides, if it is free.
+    /// Takes the controller's seat in the store, if it is free.
     ///
     /// # Errors
-    /// The store's.
+    /// The store's error.
     pub fn sit(&self) -> Result<Option<Seat>, StoreError> {
         self.runtime.block_on(self.store.sit(cluster::records::CONTROLLER_SEAT, "lab"))
     }
 
-    /// Writes what is decided.
+    /// Writes a decision.
     ///
     /// # Errors
-    /// The store's.
+    /// The store's error.
     pub fn write(&self, seat: &Seat, change: Change) -> Result<(), StoreError> {
         self.runtime.block_on(async {
             self.store.stay(seat).await?;
@@ -178,7 +179,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         for which in 0..self.processes.len() {
-            // It dies with this process at the latest.
+            // An error is harmless: the process dies with this one at the latest.
             let _ = self.kill(which);
         }
     }

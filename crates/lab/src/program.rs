@@ -1,5 +1,5 @@
-//! A program that treats its memory as QEMU does, with the real shim in it and the real kernel
-//! under it, and does as it is told: for what a guest's own pace would hide.
+//! A program that treats its memory as QEMU does, with the real shim and the real kernel. It
+//! obeys commands, to show effects that a guest's own pace would hide.
 
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use sys::process::{Child, Identity, Spawn};
 use crate::inside::{SHIM, built};
 use crate::lab::LabError;
 
-/// The program while it runs; it ends with this.
+/// The program while it runs; dropping this ends it.
 pub(crate) struct Program {
     child: Child,
     commands: PipeWriter,
@@ -37,7 +37,7 @@ impl Program {
         self.identity().pid
     }
 
-    /// Has it do something; answers what it says of that.
+    /// Sends it a command; returns its answer.
     pub(crate) fn tell(&mut self, command: &str) -> Result<String, LabError> {
         writeln!(self.commands, "{command}")?;
         let mut line = String::new();

@@ -1,11 +1,11 @@
 //! The QEMU that the lab runs: the system's when it is new enough, else one unpacked privately.
 //!
 //! **Problem.** QEMU 7.2, which Debian 12 has, corrupts guest memory when it migrates an emulated
-//! guest, so nothing measured on it can be trusted. [`OLDEST`] is the first that does not.
+//! guest, so no measurement on it can be trusted. [`OLDEST`] is the first version that does not.
 //!
-//! **Idea.** An unpacked QEMU runs anywhere when it is told where its firmware (`-L`) and its
-//! libraries (`LD_LIBRARY_PATH`) are. It is tried before it is believed: a machine that has changed
-//! since (a library removed) gets it unpacked again.
+//! **Idea.** An unpacked QEMU runs anywhere when it knows the paths of its firmware (`-L`) and
+//! its libraries (`LD_LIBRARY_PATH`). It is tried before it is used: if the machine has changed
+//! since (a library was removed), QEMU is unpacked again.
 
 use std::path::{Path, PathBuf};
 
@@ -39,10 +39,10 @@ pub enum QemuError {
     /// The distribution's newest is too old.
     #[error("the newest QEMU to be had is {found}, the lab needs {OLDEST}: install a newer one")]
     TooOld {
-        /// What the backports have.
+        /// The version in the backports.
         found: Version,
     },
-    /// The program's answer to `--version` makes no sense.
+    /// The program's answer to `--version` is not QEMU's.
     #[error("{program} --version says {output:?}, which is no version of QEMU")]
     NotQemu {
         /// The program.
@@ -61,12 +61,12 @@ pub enum QemuError {
     Cache(#[from] CacheError),
 }
 
-/// A QEMU that has been seen to run.
+/// A QEMU that has run once.
 #[derive(Debug, Clone)]
 pub struct Qemu {
     /// The program.
     pub program: PathBuf,
-    /// What it calls itself.
+    /// The version that it reports.
     pub version: Version,
     /// The root under which it was unpacked; `None` for the system's.
     unpacked: Option<PathBuf>,
@@ -97,7 +97,7 @@ impl Qemu {
         );
         let root = cache.directory(entry, |dir| -> Result<(), QemuError> {
             Apt::open(cache)?.unpack_with_dependencies("qemu-system-x86", dir)?;
-            // Only what runs gets into the cache.
+            // Only a QEMU that runs gets into the cache.
             let found = Self::probe_unpacked(dir.to_owned())?.version;
             if found < OLDEST { Err(QemuError::TooOld { found }) } else { Ok(()) }
         })?;
@@ -109,7 +109,7 @@ impl Qemu {
         self.unpacked.as_deref()
     }
 
-    /// A child that will run this QEMU, told where its parts are.
+    /// A command for this QEMU, with the paths of its parts.
     pub fn command(&self) -> Spawn {
         let spawn = Spawn::new(&self.program);
         let Some(root) = &self.unpacked else { return spawn };
@@ -141,7 +141,7 @@ fn find_in_path() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(PROGRAM)).find(|file| Path::is_file(file))
 }
 
-/// `QEMU emulator version 10.0.2 (Debian ...)`
+/// The version in `QEMU emulator version 10.0.2 (Debian ...)`.
 fn parse_version(output: &str) -> Option<Version> {
     let number = output.split_once(" version ")?.1.split_whitespace().next()?;
     let mut parts = number.split('.').map(str::parse);

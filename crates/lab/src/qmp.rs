@@ -1,10 +1,10 @@
-//! The lab's own conversation with a QEMU: one command at a time, each with a deadline.
+//! The lab's own connection to a QEMU: one command at a time, each with a deadline.
 //!
 //! **Idea.** QMP is lines of JSON over a unix socket: a greeting, `qmp_capabilities`, then one
-//! reply per command, with events in between (which the lab does not need and skips). A QMP socket
-//! serves one client at a time, so the lab has a socket of its own, apart from the daemon's. A
-//! [`Line`] keeps its conversation open, as connecting is slow while a guest boots; a keeper hangs
-//! up when its guests are up, so that `lab status` gets through.
+//! reply per command, with events in between (which the lab does not need and skips). A QMP
+//! socket serves one client at a time, so the lab has a socket of its own, separate from the
+//! daemon's. A [`Line`] keeps its connection open, because connecting is slow while a guest
+//! boots. A keeper hangs up when its guests are up, so that `lab status` can connect.
 //!
 //! **Leaves out.** Everything that a daemon in production needs (see the driver in `overbook`).
 
@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// How long one command may take; a guest that boots on a busy machine delays its QEMU for seconds.
+/// Timeout for one command; a guest that boots on a busy machine delays its QEMU for seconds.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 /// The longest line that a healthy QEMU sends is far below this.
 const LINE_LIMIT: u64 = 1 << 20;
 
-/// Why a conversation failed.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
     /// The socket did not answer, or not in time.
@@ -29,7 +29,7 @@ pub enum QmpError {
     Io {
         /// The command, or `connect`.
         command: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// QEMU refused the command.
@@ -42,7 +42,7 @@ pub enum QmpError {
     },
 }
 
-/// A conversation that begins when it is needed, goes on until it fails, and then begins anew.
+/// A connection that is opened when it is needed, kept until it fails, and then opened again.
 #[derive(Debug)]
 pub struct Line {
     socket: PathBuf,
@@ -50,12 +50,12 @@ pub struct Line {
 }
 
 impl Line {
-    /// To the QEMU that listens (or will listen) on `socket`.
+    /// A connection to the QEMU that listens (or will listen) on `socket`.
     pub fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned(), open: Mutex::default() }
     }
 
-    /// Lets `talk` have the conversation.
+    /// Calls `talk` with the connection.
     pub fn with<T>(
         &self,
         talk: impl FnOnce(&mut Qmp) -> Result<T, QmpError>,
@@ -66,28 +66,27 @@ impl Line {
             None => Qmp::connect(&self.socket, DEADLINE)?,
         };
         let result = talk(&mut qmp);
-        // After a missed deadline the next answer would be the last question's.
+        // After a missed deadline, the next answer would belong to the last command.
         if !matches!(result, Err(QmpError::Io { .. })) {
             *open = Some(qmp);
         }
         result
     }
 
-    /// Makes room for another client.
+    /// Closes the connection, so that another client can connect.
     pub fn hang_up(&self) {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// One conversation.
+/// One connection.
 #[derive(Debug)]
 pub struct Qmp {
     reader: BufReader<UnixStream>,
 }
 
 impl Qmp {
-    /// Connects to `socket` and leaves the greeting behind; each answer must come within
-    /// `deadline`.
+    /// Connects to `socket` and skips the greeting; each answer must come within `deadline`.
     pub fn connect(socket: &Path, deadline: Duration) -> Result<Self, QmpError> {
         let failed = |source| QmpError::Io { command: "connect".into(), source };
         let stream = UnixStream::connect(socket).map_err(failed)?;
@@ -99,7 +98,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs one command and returns what it returned.
+    /// Runs one command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let failed = |source| QmpError::Io { command: command.to_owned(), source };
         let line = json!({ "execute": command, "arguments": arguments }).to_string() + "\n";
@@ -116,7 +115,7 @@ impl Qmp {
         }
     }
 
-    /// What the guest has of its memory now, in bytes.
+    /// The guest's present memory, in bytes, by its balloon.
     pub fn balloon(&mut self) -> Result<u64, QmpError> {
         let reply = self.execute("query-balloon", json!({}))?;
         reply["actual"].as_u64().ok_or_else(|| QmpError::Refused {
@@ -125,7 +124,7 @@ impl Qmp {
         })
     }
 
-    /// Asks the guest to have `bytes` of memory.
+    /// Sets the balloon's target to `bytes` of guest memory.
     pub fn set_balloon(&mut self, bytes: u64) -> Result<(), QmpError> {
         self.execute("balloon", json!({ "value": bytes })).map(drop)
     }
@@ -133,7 +132,7 @@ impl Qmp {
     fn read_line(&mut self) -> io::Result<Value> {
         let mut line = String::new();
         (&mut self.reader).take(LINE_LIMIT).read_line(&mut line).map_err(|error| {
-            // What a socket's deadline is told as.
+            // A socket's timeout is reported as this error.
             let is_late = error.kind() == io::ErrorKind::WouldBlock;
             if is_late { io::Error::other("QEMU does not answer in time") } else { error }
         })?;

@@ -5,13 +5,14 @@
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// The sequence for this seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// From `least` to `most`, both included; the bias of the remainder does not matter here.
+    /// A number from `least` to `most`, both included; the bias of the remainder does not matter
+    /// here.
     pub const fn between(&mut self, least: u64, most: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -1,11 +1,11 @@
-//! What happened to every guest, second by second, as seen from outside of Overbook.
+//! A record of every guest, second by second, as seen from outside of Overbook.
 //!
-//! **Idea.** A claim about Overbook must not rest on Overbook's own counters. Operations per second
-//! come from the workloads, memory from the kernel's page tables (`smaps`, the exact and expensive
-//! way); only what nobody else can read (the guests' swap counters, which come over the daemon's
-//! connection) is asked of the daemon, where there is one.
+//! **Idea.** A claim about Overbook must not rest on Overbook's own counters. Operations per
+//! second come from the workloads, memory from the kernel's page tables (`smaps`, the exact and
+//! expensive way). Only the guests' swap counters come from the daemon, where there is one,
+//! because they are available only on its connection.
 //!
-//! **Invariant.** What was not measured is `None` or no number, never zero.
+//! **Invariant.** A missing measurement is `None` or NaN, never zero.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use sys::memory_of::Overhead;
 use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 
-/// A workload reports every second; one whose last report is older than this is silent.
+/// A workload reports every second. It is silent if its last report is older than this.
 const SILENT_AFTER_S: f64 = 1.5;
 
 /// One guest in one second.
@@ -27,37 +27,37 @@ pub struct Moment {
     pub at_s: f64,
     /// Operations per second of its workload in that second; `None`: it was silent.
     pub ops_per_s: Option<f64>,
-    /// Its newest report, however old.
+    /// Its newest report, of any age.
     pub progress: Option<Progress>,
-    /// Where its balloon stands.
+    /// Its balloon's size: the memory that the guest may use.
     pub balloon: Option<Bytes>,
-    /// What it occupies on the host.
+    /// Memory that it occupies on the host.
     pub used: Option<Bytes>,
-    /// Swapped in and out since its boot.
+    /// Memory swapped in and out since its boot.
     pub swapped: Option<Bytes>,
 }
 
-/// How far a workload had come by its own count.
+/// A workload's progress by its own count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// When the report came, in seconds since the recording began.
+    /// The arrival of the report, in seconds since the recording began.
     pub at_s: f64,
     /// Operations since the workload's start.
     pub ops: u64,
 }
 
-/// Everything recorded.
+/// All that was recorded.
 #[derive(Debug)]
 pub struct Recording {
     began: Instant,
     /// Per guest, in order of time.
     pub guests: BTreeMap<String, Vec<Moment>>,
-    /// Beginnings of phases, with their names.
+    /// Starts of phases, with their names.
     pub phases: Vec<(f64, String)>,
 }
 
 impl Recording {
-    /// Nothing yet.
+    /// An empty recording, which begins now.
     #[must_use]
     pub fn begin() -> Self {
         Self { began: Instant::now(), guests: BTreeMap::new(), phases: Vec::new() }
@@ -69,15 +69,15 @@ impl Recording {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// A phase begins; answers when.
+    /// Starts a phase; returns its time.
     pub fn phase(&mut self, name: &str) -> f64 {
         let now_s = self.now_s();
         self.phases.push((now_s, name.to_owned()));
         now_s
     }
 
-    /// Records every second for `length`. `case` is asked for the daemon's latest tick; `None` when
-    /// there is none to be had.
+    /// Records every second for `length`. `case` returns the daemon's latest tick, or `None` when
+    /// there is none.
     ///
     /// # Errors
     /// When a guest dies, `case` fails, or the user interrupts.
@@ -109,8 +109,8 @@ impl Recording {
         moments.iter().filter(move |moment| (from_s..until_s).contains(&moment.at_s))
     }
 
-    /// Operations per second of `guest` over all of that time, by its own count; not a number when
-    /// it did not report. A silence does not stop the clock: it counts as time without work.
+    /// Operations per second of `guest` over that whole time, by its own count; NaN when it did
+    /// not report. A silence does not stop the clock: it counts as time without work.
     #[must_use]
     pub fn rate(&self, guest: &str, from_s: f64, until_s: f64) -> f64 {
         let moments = self.between(guest, from_s, until_s);
@@ -145,7 +145,7 @@ impl Recording {
     }
 }
 
-/// The middle of the values; not a number when there are none.
+/// The median of the values; NaN when there are none.
 #[must_use]
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
@@ -168,7 +168,7 @@ mod tests {
         assert!(median([]).is_nan());
     }
 
-    /// One moment per second; each is when the newest report came, and what it counted.
+    /// One moment per second; each report is its arrival and its count.
     fn recorded(reports: &[(f64, u64)]) -> Recording {
         let moment = |(second, &(at_s, ops)): (u32, &(f64, u64))| Moment {
             at_s: f64::from(second),

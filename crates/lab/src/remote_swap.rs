@@ -18,22 +18,22 @@ use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::nbd_servers::certificates;
 
-/// Whose disks they are.
+/// The group that the disks belong to.
 pub const GROUP: &str = "swapping";
 const DISK: &str = "swap";
-/// A process that is told to end may take so long.
+/// Timeout for the end of a process.
 const END: Duration = Duration::from_secs(10);
 
-/// What a swap disk is made of.
+/// The parts of a swap disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// Its size.
     pub size: Bytes,
-    /// How much longer each read of the file takes, one after the other.
+    /// Additional time of each read of the file, in microseconds; such reads are serialised.
     pub read_delay_us: u32,
-    /// What a repository lends; 0: there is none.
+    /// Memory that a repository lends; 0: there is none.
     pub lent: Bytes,
-    /// Whether it is a data disk whose pages may lie in what its group has to spare.
+    /// Whether it is a data disk whose pages may be cached in spare memory of its group.
     pub cache: bool,
 }
 
@@ -41,16 +41,16 @@ pub struct Disk {
 pub struct RemoteSwap {
     dir: PathBuf,
     disk: Disk,
-    /// What the configuration says of it.
+    /// Its table in the configuration.
     table: String,
-    /// On which hosts they are, if not on this one.
+    /// The hosts that they run on, if not on this one.
     hosts: Option<Hosts>,
     disks: Option<Child>,
     repository: Option<Child>,
 }
 
 impl RemoteSwap {
-    /// Starts what the disk needs, in `dir`.
+    /// Starts the processes that the disk needs, in `dir`.
     ///
     /// # Errors
     /// When a program is missing or a file cannot be written.
@@ -58,7 +58,7 @@ impl RemoteSwap {
         Self::start_on(None, dir, guest, disk)
     }
 
-    /// The same with the repository on another host, which is reached by TLS.
+    /// Same as [`Self::start`], with the repository on another host, behind TLS.
     ///
     /// # Errors
     /// As for [`Self::start`].
@@ -98,13 +98,13 @@ impl RemoteSwap {
         Ok(swap)
     }
 
-    /// Where the disk is served, and its export's name.
+    /// The socket that serves the disk, and its export's name.
     #[must_use]
     pub fn export(&self) -> (PathBuf, &'static str) {
         (self.dir.join("disks").join(format!("{DISK}.sock")), DISK)
     }
 
-    /// The file that has its content.
+    /// The file that holds its content.
     #[must_use]
     pub fn file(dir: &Path) -> PathBuf {
         dir.join("file")
@@ -124,10 +124,11 @@ impl RemoteSwap {
         MachineSpec { data_nbd: Some((socket, name.to_owned())), ..guest }
     }
 
-    /// Has the daemon that is started for these guests know the disk, and find who serves it.
+    /// Makes the disk, and the process that serves it, known to the daemon that is started for
+    /// these guests.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn make_known(&self, lab: &Lab) -> Result<(), LabError> {
         let drop_ins = lab.dir().join("etc").join("overbook.d");
         fs::create_dir_all(&drop_ins)?;
@@ -145,7 +146,7 @@ impl RemoteSwap {
     /// Starts, or starts again, the repository.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn start_repository(&mut self) -> Result<(), LabError> {
         let memory = format!("{}B", self.disk.lent.0);
         let spawn = self.program(Host::Far)?.arg("repository").arg("--memory").arg(memory);
@@ -174,20 +175,20 @@ impl RemoteSwap {
         Ok(spawn.output_to(log)?.die_with_parent().spawn()?)
     }
 
-    /// The process that keeps the disk's socket; `None`: it was not started.
+    /// The process that holds the disk's socket; `None`: it was not started.
     #[must_use]
     pub fn keeper(&self) -> Option<Identity> {
         self.disks.as_ref().map(Child::identity)
     }
 
-    /// Kills what serves the disk; who keeps it starts it again.
+    /// Kills the process that serves the disk; its keeper starts it again.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn kill_disks(&mut self) -> Result<(), LabError> {
         let Some(keeper) = &self.disks else { return Ok(()) };
         for serving in children_of(keeper.identity().pid)? {
-            // It may be ending by itself.
+            // The process may be ending by itself.
             let _ = serving.signal(Signal::KILL);
         }
         Ok(())
@@ -196,15 +197,15 @@ impl RemoteSwap {
     /// Kills the repository.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn kill_repository(&mut self) -> Result<(), LabError> {
         kill(self.repository.take())
     }
 
-    /// The network to the repository is dead: it does not answer, and no connection breaks.
+    /// Simulates a dead network to the repository: it does not answer, and no connection breaks.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn silence_repository(&mut self, is_silent: bool) -> Result<(), LabError> {
         if let Some(repository) = &mut self.repository {
             repository.signal(if is_silent { Signal::STOP } else { Signal::CONT })?;
@@ -212,7 +213,7 @@ impl RemoteSwap {
         Ok(())
     }
 
-    /// What was sent to the repository and received from it; nothing if it is on this host.
+    /// Data sent to the repository and received from it; zero if it is on this host.
     ///
     /// # Errors
     /// [`LabError::Hosts`].
@@ -220,13 +221,13 @@ impl RemoteSwap {
         self.hosts.as_ref().map_or(Ok(Bytes::ZERO), Hosts::carried)
     }
 
-    /// How the disk does; `None`: nobody answers.
+    /// The disk's status; `None`: no process answers.
     #[must_use]
     pub fn status(&self) -> Option<DiskReading> {
         self.ask()?.disks.remove(DISK)
     }
 
-    /// How its group's cache does; `None`: it has none, or nobody answers.
+    /// The status of its group's cache; `None`: there is no cache, or no process answers.
     #[must_use]
     pub fn cache(&self) -> Option<CacheReading> {
         self.ask()?.cache
@@ -241,10 +242,10 @@ impl RemoteSwap {
         serde_json::from_str(&text).ok()
     }
 
-    /// Ends both; after the guest. Its files are gone.
+    /// Ends both processes, which must outlive the guest, and removes their files.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn end(mut self) -> Result<(), LabError> {
         self.end_programs()?;
         Ok(fs::remove_dir_all(&self.dir)?)
@@ -260,13 +261,14 @@ impl RemoteSwap {
 
 impl Drop for RemoteSwap {
     fn drop(&mut self) {
-        // A scenario that fails has its own error to tell. What the programs said stays.
+        // A scenario that fails has an error of its own, which must not be hidden. The programs'
+        // logs stay.
         let _ = self.end_programs();
         let _ = fs::remove_file(Self::file(&self.dir));
     }
 }
 
-/// Of the reads between two readings of a disk: the share that a repository answered.
+/// The share of reads between two readings of a disk that a repository answered.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "a share")]
 pub fn near_share(before: &DiskReading, after: &DiskReading) -> f64 {
@@ -277,8 +279,8 @@ pub fn near_share(before: &DiskReading, after: &DiskReading) -> f64 {
     near as f64 / (near + other).max(1) as f64
 }
 
-/// The disk in the configuration. The lab's hosts are on one host: a guest that changes hosts has
-/// two QEMUs there.
+/// The disk in the configuration. The lab's hosts are on one machine: a guest that changes hosts
+/// has two QEMUs there, hence `shared = 2`.
 fn table(dir: &Path, guest: &str, disk: Disk, is_apart: bool) -> String {
     let (at, Disk { size, read_delay_us, cache, lent }) = (dir.display(), disk);
     let repositories = if lent.is_zero() {
@@ -295,7 +297,7 @@ fn table(dir: &Path, guest: &str, disk: Disk, is_apart: bool) -> String {
     )
 }
 
-/// Where a repository on another host listens.
+/// The address of a repository on another host.
 fn far() -> String {
     format!("{}:10810", Host::Far.address())
 }

@@ -1,7 +1,6 @@
-//! What a scenario leaves for people: a table on the terminal and a page with plots.
+//! The report of a scenario: a table on the terminal and a page with plots.
 //!
-//! The page is one file that needs nothing else (plots are SVG within it), so that it can be
-//! mailed.
+//! The page is one self-contained file (plots are SVG within it), so that it can be mailed.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,18 +11,18 @@ use crate::chart::{self, Chart, ChartError, Line};
 use crate::figures::Figures;
 use crate::recording::{Moment, Recording};
 
-/// One guest before and after, in the table.
+/// One guest's row in the table, before and after.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// Its name.
     pub guest: String,
-    /// What it does.
+    /// Its workload.
     pub workload: String,
-    /// What it had, at the end of each phase.
+    /// Memory that it had, at the end of each phase.
     pub memory: [Option<Bytes>; 2],
-    /// What it occupied on the host, at the end of each phase.
+    /// Memory that it occupied on the host, at the end of each phase.
     pub used: [Option<Bytes>; 2],
-    /// What it swapped per second, over each phase.
+    /// Memory that it swapped per second, over each phase.
     pub swap_per_s: [Option<Bytes>; 2],
     /// Median operations per second.
     pub ops_per_s: [f64; 2],
@@ -81,7 +80,7 @@ fn count(value: f64) -> String {
     }
 }
 
-/// Why there is no report.
+/// Why no report could be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A plot cannot be drawn.
@@ -92,7 +91,7 @@ pub enum ReportError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
 }

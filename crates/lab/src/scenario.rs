@@ -1,8 +1,8 @@
 //! Scenarios: experiments on real guests that end in figures with targets.
 //!
 //! A scenario is one file with one function and one line in [`SCENARIOS`]. It gets a [`Context`],
-//! runs its own [`Lab`](crate::Lab), leaves nothing behind on any path, and polls
-//! [`interrupted`](crate::interrupt::interrupted) in every loop (the lab's own waits do).
+//! runs its own [`Lab`](crate::Lab) and removes all that it made on every path. Every loop polls
+//! [`interrupted`](crate::interrupt::interrupted) (the lab's own waits do).
 
 mod attached_accuracy;
 mod attached_kvm;
@@ -75,36 +75,38 @@ use std::path::PathBuf;
 use crate::figures::Figures;
 use crate::lab::{LabError, Provisions};
 
-/// What a scenario runs with.
+/// The parameters of a scenario's run.
 #[derive(Debug)]
 pub struct Context {
     /// Its state directory.
     pub dir: PathBuf,
     /// QEMU, image and accelerator.
     pub provisions: Provisions,
-    /// What everything random comes from.
+    /// The seed of everything random.
     pub seed: u64,
-    /// For how long, where a scenario can be longer or shorter.
+    /// The length in minutes, for scenarios with a variable length.
     pub minutes: Option<u32>,
-    /// On which kernels, where a scenario boots some of its own; empty: on all that it knows.
+    /// The kernels, for scenarios that boot kernels of their own; empty: all that the scenario
+    /// knows.
     pub kernels: Vec<String>,
 }
 
 impl Context {
-    /// Makes its state directory, closed to others, for a scenario that has more in it than a lab.
+    /// Makes its state directory, closed to other users, for a scenario that keeps more than a
+    /// lab there.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn make_dir(&self) -> std::io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// For the scenario's figures: what it runs on.
+    /// An empty set of figures, with the machine that the scenario runs on.
     pub fn figures(&self, scenario: &str, runs: u32) -> Figures {
         Figures::new(scenario, self.machine(), self.seed, runs)
     }
 
-    /// Says how far it is, to whoever watches.
+    /// Prints progress for the user.
     pub fn say(&self, text: &str) {
         eprintln!("{text}");
     }
@@ -124,15 +126,15 @@ impl Context {
 /// One experiment.
 #[derive(Debug)]
 pub struct Scenario {
-    /// What `lab run` calls it.
+    /// Its name for `lab run`.
     pub name: &'static str,
-    /// What it shows, in one line.
+    /// Its purpose, in one line.
     pub summary: &'static str,
     /// Runs it.
     pub run: fn(&Context) -> Result<Figures, LabError>,
 }
 
-/// All of them, in the order in which `lab list` shows them.
+/// All scenarios, in the order of `lab list`.
 pub const SCENARIOS: &[Scenario] = &[
     boot::SCENARIO,
     quickstart::SCENARIO,

@@ -1,27 +1,27 @@
-//! What the kernel's own objects take, by its slab allocator's counters: the whole machine's, so
-//! what one experiment adds to them is only known while nothing else happens on it.
+//! Memory of the kernel's own objects, by its slab allocator's counters. They count the whole
+//! machine, so the share of one experiment is known only while nothing else runs.
 //!
-//! They are read from `/sys/kernel/slab` and not from `/proc/slabinfo`, which leaves out caches
-//! that the kernel has merged with others of the same size. Reading them needs root.
+//! They are read from `/sys/kernel/slab` and not from `/proc/slabinfo`, which omits caches that
+//! the kernel has merged with others of the same size. Reading them needs root.
 
 use std::io;
 
 use sys::memory_map::PAGE_LEN;
 
-/// One kind of objects.
+/// The objects of one cache.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Objects {
-    /// How many there are.
+    /// Their number.
     pub count: f64,
-    /// What each takes, with what is left over of its slab.
+    /// Bytes per object, including its part of the slab's unused rest.
     pub each: f64,
 }
 
 impl Objects {
-    /// Of the cache of this name.
+    /// The objects of the cache of this name.
     ///
     /// # Errors
-    /// When the kernel has none, does not count, or this is not root.
+    /// When the kernel has no such cache, does not count, or this is not root.
     pub fn of(cache: &str) -> io::Result<Self> {
         let field = |name: &str| {
             let path = format!("/sys/kernel/slab/{cache}/{name}");
@@ -32,20 +32,20 @@ impl Objects {
         Ok(Self { count: field("objects")?, each: slab / field("objs_per_slab")? })
     }
 
-    /// How many more they are than they were.
+    /// The growth of their number.
     #[must_use]
     pub fn more_than(self, before: Self) -> f64 {
         self.count - before.count
     }
 
-    /// What those take that were not there before.
+    /// Memory of the objects that were added.
     #[must_use]
     pub fn growth_bytes(self, before: Self) -> f64 {
         self.more_than(before) * self.each
     }
 }
 
-/// A total, which the parts of each node may follow.
+/// The total, which counts of each node may follow.
 fn first_number(text: &str) -> Option<f64> {
     text.split_whitespace().next()?.parse().ok()
 }

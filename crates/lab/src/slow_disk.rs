@@ -1,9 +1,9 @@
-//! A cgroup whose processes read a disk of the host no faster than a slower one could be read: what
-//! the host swaps in then takes as long as on such a disk.
+//! A cgroup that limits its processes' reads of one of the host's disks, so that swap-in takes as
+//! long as on a slower disk.
 //!
-//! What is written is not slowed down, for the kernel writes to swap in whoever's name reclaims.
-//! Dropping it removes the cgroup; whoever is in it must have ended by then. **Left out**: cgroup
-//! v2, where the memory's cgroup would have to be the same one.
+//! Writes are not throttled, because the kernel writes to swap in the name of the process that
+//! reclaims. Dropping it removes the cgroup, whose processes must have ended by then. **Left
+//! out**: cgroup v2, where the memory's cgroup would have to be the same one.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::lab::LabError;
 
 const ROOT: &str = "/sys/fs/cgroup/blkio";
-/// How long the kernel may take to let go of a group whose processes have ended.
+/// Timeout for the kernel to release a group whose processes have ended.
 const REMOVAL: Duration = Duration::from_secs(5);
 
 /// Such a cgroup.
@@ -24,8 +24,8 @@ pub struct SlowDisk {
 }
 
 impl SlowDisk {
-    /// Of the disk on which this file or directory is, with so many reads per second for all in it
-    /// together.
+    /// Makes one for the disk that holds the file or directory `on`, with `reads_per_s` for all
+    /// processes in it together.
     ///
     /// # Errors
     /// When this is not root, or the host has no such cgroups, or the file is on no disk.
@@ -44,7 +44,7 @@ impl SlowDisk {
         Ok(group)
     }
 
-    /// Has this process in it.
+    /// Moves this process into it.
     ///
     /// # Errors
     /// When there is no such process.
@@ -62,7 +62,7 @@ impl Drop for SlowDisk {
     }
 }
 
-/// `major:minor` of the disk, not of its partition.
+/// `major:minor` of the whole disk, even if the file is on a partition.
 fn whole_disk(path: &Path) -> io::Result<String> {
     let device = path.metadata()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));

@@ -1,14 +1,15 @@
-//! A host with little memory: a memory cgroup with its guests, and whatever else is its own.
+//! A host with little memory: a memory cgroup with its guests and all else that belongs to the
+//! host.
 //!
-//! **Problem.** A cgroup counts other memory than a host has. What the host keeps compressed
-//! (by zswap, under cgroups of version 1) counts for nobody. And a QEMU that emulates has tens of
-//! megabytes of translated code, which one with KVM has not. **Idea.** A limit that follows: what
-//! the host has, less what is compressed of guests, and with what QEMUs have resident beside them.
-//! Then pages that go to compressed memory free what they no longer take, and nobody gains or loses
-//! by swapping a QEMU's own.
+//! **Problem.** A cgroup does not count the memory that a host has. Compressed memory (of zswap,
+//! under cgroups of version 1) is charged to no group. And an emulating QEMU has tens of
+//! megabytes of translated code, which one with KVM does not have. **Idea.** A limit that is
+//! adjusted: the host's memory, less the guests' compressed memory, plus the resident memory of
+//! the QEMUs besides their guests. A page that is compressed then frees only the difference, and
+//! swapping a QEMU's own memory changes nothing.
 //!
-//! A limit that cannot be reached at once stays where it was until the next look; how far the host
-//! was above what it has for that reason is remembered.
+//! When the kernel cannot reach a limit at once, the limit stays until the next adjustment. The
+//! most by which the host exceeded its memory for that reason is recorded.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +26,7 @@ use crate::lab::{Lab, LabError};
 use crate::memory_group::MemoryGroup;
 use crate::zswap::Zswap;
 
-/// How often the limit is set anew.
+/// Interval between adjustments of the limit.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Such a host; dropping it removes the cgroup, whose processes must have ended by then.
@@ -43,29 +44,29 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// What QEMUs have beside their guests, as it was measured last.
+/// Memory of QEMUs besides their guests, as measured last.
 #[derive(Debug, Default)]
 struct Beside {
-    /// The most of each, by process.
+    /// The largest resident size of each, by process.
     most: BTreeMap<u32, Bytes>,
     resident: Bytes,
-    /// What has been swapped of it: what it lacks of the most.
+    /// Swapped part of this memory: the difference to the largest resident size.
     swapped: Bytes,
-    /// What has been swapped of all.
+    /// Swapped memory of the QEMUs and their guests.
     all_swapped: Bytes,
 }
 
-/// Where its memory is.
+/// The use of its memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Look {
-    /// All in the cgroup, without what QEMUs have beside their guests.
+    /// Memory of the cgroup, without the QEMUs' own.
     pub used: Bytes,
-    /// What zswap has of guests.
+    /// Memory of zswap for guests.
     pub compressed: Bytes,
 }
 
 impl SmallHost {
-    /// With so much memory for guests.
+    /// Makes one with `memory` for guests.
     ///
     /// # Errors
     /// When this is not root, or the host has no memory controller.
@@ -96,7 +97,7 @@ impl SmallHost {
         self.shared.group.dir()
     }
 
-    /// Has this process in it.
+    /// Moves this process into it.
     ///
     /// # Errors
     /// When there is no such process.
@@ -104,13 +105,13 @@ impl SmallHost {
         self.shared.group.take_in(pid)
     }
 
-    /// Measures what QEMUs have beside their guests, some milliseconds for each; so many `more` are
-    /// to come, which will have as much.
+    /// Measures the memory of QEMUs besides their guests, some milliseconds for each. `more`
+    /// QEMUs of the same size are expected.
     pub fn measure(&self, lab: &Lab, more: usize) {
         let (mut found, mut all_swapped) = (BTreeMap::new(), Bytes::ZERO);
         for machine in lab.machines() {
             let (pid, ram) = (machine.process().pid, machine.spec().memory_max);
-            // One that is dead has none.
+            // A dead QEMU has none.
             let Ok(counters) = Counters::of(pid) else { continue };
             let Ok(overhead) = Overhead::measure(pid, &[ram]) else { continue };
             all_swapped = all_swapped.plus(counters.swapped);
@@ -128,13 +129,13 @@ impl SmallHost {
         (beside.swapped, beside.all_swapped) = (swapped, all_swapped);
     }
 
-    /// Where its memory was a moment ago.
+    /// The latest use of its memory.
     #[must_use]
     pub fn latest(&self) -> Look {
         *self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How far it was above what it has, at most.
+    /// The most by which it exceeded its memory.
     #[must_use]
     pub fn most_above(&self) -> Bytes {
         Bytes(self.shared.most_above.load(Ordering::Relaxed))
@@ -150,7 +151,7 @@ impl Shared {
             let part = compressed.share(of_guests.0, beside.all_swapped.0);
             (beside.resident, if is_any { part } else { compressed })
         };
-        // It may be impossible just now.
+        // The kernel may be unable to reclaim that much at present.
         let _ = self.group.set_limit(self.memory.plus(own).minus(compressed));
         let used = self.group.usage().unwrap_or_default().minus(own);
         let above = used.plus(compressed).minus(self.memory);

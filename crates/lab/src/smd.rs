@@ -1,5 +1,5 @@
-//! What the experiments of static memory deduplication (Jia et al., 2017) share: guests that run a
-//! Debian's programs, and the table of the code that these programs are.
+//! Common parts of the experiments on static memory deduplication (Jia et al., 2017): guests that
+//! run a Debian's programs, and the table of these programs' code.
 
 use std::path::PathBuf;
 
@@ -19,11 +19,11 @@ pub struct Guest {
     pub name: &'static str,
     /// Its memory.
     pub mb: u64,
-    /// What it does.
+    /// Its workload.
     pub workload: &'static str,
 }
 
-/// One of each.
+/// One guest of each kind.
 pub const GUESTS: [Guest; 4] = [
     Guest { name: "web", mb: 192, workload: "nginx --mb 8" },
     Guest { name: "database", mb: 192, workload: "redis --mb 8" },
@@ -31,16 +31,17 @@ pub const GUESTS: [Guest; 4] = [
     Guest { name: "calm", mb: 160, workload: "shell" },
 ];
 
-/// The programs, and what is known of them before they run.
+/// The programs, and the table of their code.
 #[derive(Debug)]
 pub struct Programs {
     debian: Debian,
-    /// As a file holds it.
+    /// The table in its file format.
     table: Vec<u8>,
 }
 
 impl Programs {
-    /// From the cache, else built; the table is always built anew, which takes a second.
+    /// Takes the system from the cache, else builds it. The table is always built anew, which
+    /// takes a second.
     ///
     /// # Errors
     /// When there is no Debian, or no table of it.
@@ -48,7 +49,7 @@ impl Programs {
         Self::of(context, Debian::provide(&Cache::open()?)?)
     }
 
-    /// Those of this system.
+    /// The programs of this system.
     ///
     /// # Errors
     /// When there is no table of it.
@@ -68,12 +69,12 @@ impl Programs {
     /// The code of all executables.
     ///
     /// # Errors
-    /// None that a table just built can have.
+    /// A table that was just built has none.
     pub fn table(&self) -> Result<TableRef<'_>, LabError> {
         Ok(TableRef::parse(&self.table).map_err(std::io::Error::other)?)
     }
 
-    /// Writes it to a file for a worker to read, which ends with the lab.
+    /// Writes the table to a file for a worker; the file is removed with the lab.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -83,7 +84,7 @@ impl Programs {
         Ok(path)
     }
 
-    /// What a lab needs to know of a guest; without the shim.
+    /// A lab's description of a guest; without the shim.
     #[must_use]
     pub fn machine(&self, guest: &Guest) -> MachineSpec {
         let memory = Bytes::mib(guest.mb);

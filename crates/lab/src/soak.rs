@@ -1,8 +1,8 @@
-//! Merging by workers that are killed: what a soak of it does to guests, and what is left of it.
+//! Merging by workers that are killed: the effect of such a soak on guests, and its remains.
 //!
-//! The group's worker (the real process) merges as fast as it can, and tracks. One order in eight
-//! is to unshare everything. After half a second to twenty it is killed, and the next one takes
-//! over. At the end all is unshared, and the kernel is asked what is left.
+//! The group's worker (the real process) merges as fast as it can, and tracks. One order in nine
+//! is to unshare everything. After half a second to twenty, the worker is killed, and the next
+//! one takes over. At the end everything is unshared, and the kernel shows what remains.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,13 +19,13 @@ use crate::lives;
 use crate::random::Random;
 use crate::worker_process::{Wanted, WorkerProcess};
 
-/// What workers are told: faster than any of them.
+/// Scan rate in orders: more than any worker can do.
 const RATE: PagesPerMs = PagesPerMs(1000);
-/// One of so many moments it is told to unshare.
+/// Orders from 0 to this number are drawn; 0 is an order to unshare.
 const UNSHARE: u64 = 8;
 const UNSHARE_LIMIT: Duration = Duration::from_secs(60);
-/// What four QEMUs may grow by: by themselves, and by pieces larger than a huge page, of which each
-/// has 112 at most.
+/// The most new mappings of four QEMUs: their own, and pieces larger than a huge page, of which
+/// each QEMU has 112 at most.
 const MOST_GROWN: f64 = 256.0;
 
 /// A soak of the guests of a lab.
@@ -35,36 +35,36 @@ pub struct Soak<'a> {
     group: &'static str,
     table: Option<PathBuf>,
     seed: u64,
-    /// Mappings of all QEMUs before.
+    /// Mappings of all QEMUs before the soak.
     mappings: u32,
     toll: Toll,
 }
 
-/// What came of it, over all workers.
+/// The counts of a soak, over all workers.
 #[derive(Debug, Default)]
 struct Toll {
     kills: u32,
-    /// How often what is shared was to be unshared.
+    /// Number of orders to unshare everything.
     unshared: u32,
     merged: u64,
     broken: u64,
     dropped: u64,
-    /// The most pages that a worker knew of.
+    /// The largest number of pages in a worker's table.
     known: u64,
 }
 
-/// What is left when all has been unshared.
+/// The remains after everything was unshared.
 #[derive(Debug, Default)]
 struct Left {
     shared_pages: usize,
     pool_bytes: u64,
     mappings: u32,
-    /// What QEMUs have more mappings than before, of whatever.
+    /// Growth of the QEMUs' mappings of any kind.
     grown: u32,
 }
 
 impl<'a> Soak<'a> {
-    /// Of guests that nobody has merged yet. `table`: pages that are known before.
+    /// A soak of guests that no worker has merged yet. `table`: pages that are known before.
     ///
     /// # Errors
     /// When a guest is gone.
@@ -78,7 +78,8 @@ impl<'a> Soak<'a> {
         Ok(Self { lab, group, table, seed, mappings, toll: Toll::default() })
     }
 
-    /// Merges, kills and unshares for so long. `beside` is done with each guest after each order.
+    /// Merges, kills and unshares for `length`. `beside` is called for each guest after each
+    /// order.
     ///
     /// # Errors
     /// When a guest dies, or the user interrupts.
@@ -108,7 +109,7 @@ impl<'a> Soak<'a> {
         })
     }
 
-    /// Has everything unshared, and adds what came of it and what the kernel still knows of it.
+    /// Has everything unshared. Adds the soak's counts, and the remains by the kernel's count.
     ///
     /// # Errors
     /// When that takes too long, or a guest is gone.

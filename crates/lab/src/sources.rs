@@ -1,11 +1,11 @@
-//! Where this machine gets its packages from: a reader of apt's own source lists.
+//! The package sources of this machine: a reader of apt's own source lists.
 //!
-//! **Problem.** The lab needs a newer QEMU than the distribution's stable release may have. It is
-//! in the distribution's backports, on the mirror that the machine uses already; only the machine
-//! knows which one that is, and which key signs it.
+//! **Problem.** The lab needs a newer QEMU than the distribution's stable release may have. The
+//! distribution's backports have it, on the mirror that the machine already uses. Only the
+//! machine's configuration names that mirror and its key.
 //!
-//! **Idea.** Read both formats (deb822 `*.sources` and one-line `*.list`), keep what serves this
-//! release (`<codename>`, `<codename>-security`, ...), and add `<codename>-backports` beside
+//! **Idea.** Read both formats (deb822 `*.sources` and one-line `*.list`), keep the sources of
+//! this release (`<codename>`, `<codename>-security`, ...), and add `<codename>-backports` to
 //! `<codename>`, with the same mirror and key.
 //!
 //! **Leaves out.** Keys embedded in a stanza, `Types: deb-src`, sources for other architectures.
@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// One place to get packages from.
+/// One source of packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// The mirror.
@@ -22,12 +22,12 @@ pub struct Source {
     pub suite: String,
     /// For example `main`.
     pub components: Vec<String>,
-    /// The key ring that must have signed it, when the machine names one.
+    /// The key ring that must have signed it, if the machine names one.
     pub signed_by: Option<String>,
 }
 
 impl Source {
-    /// As a line of `sources.list`.
+    /// The source as a line of `sources.list`.
     pub fn to_line(&self) -> String {
         let key = self.signed_by.as_ref().map(|key| format!("[signed-by={key}] "));
         let (key, uri) = (key.unwrap_or_default(), &self.uri);
@@ -73,7 +73,7 @@ fn read_all(etc_apt: &Path) -> Vec<Source> {
     sources
 }
 
-/// `deb [signed-by=/key] http://mirror suite component...`
+/// Parses `deb [signed-by=/key] http://mirror suite component...`.
 fn parse_line(line: &str) -> Option<Source> {
     let line = line.split('#').next()?.trim().strip_prefix("deb")?;
     let line = line.strip_prefix(char::is_whitespace)?.trim_start();

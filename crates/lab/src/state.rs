@@ -10,13 +10,13 @@
 //! log/                consoles, metrics, output: kept when the lab ends, until the next one starts
 //! ```
 //!
-//! **Invariants.** The lock alone says whether a lab is held: the kernel drops it however its
-//! holder ends, so a crash never blocks the next lab. What a crash left is swept by whoever gets
-//! the lock next. Only the names above are ever removed, and only in a directory that is the user's
-//! own, closed to others, and marked by the lock.
+//! **Invariants.** The lock alone decides whether a lab is held: the kernel drops it when its
+//! holder ends in any way, so a crash never blocks the next lab. The next holder of the lock
+//! sweeps the remains of a crash. Only the names above are ever removed, and only in a directory
+//! that is the user's own, closed to others, and marked by the lock.
 //!
-//! The default is below `/var/tmp` and not the run-time directory: that lies in memory on most
-//! machines, and a swap disk in memory would spoil what the lab measures.
+//! The default is below `/var/tmp` and not the run-time directory, which lies in memory on most
+//! machines. A swap disk in memory would distort the measurements.
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sys::process::Identity;
 
-/// Names the state directory.
+/// The environment variable that names the state directory.
 pub const DIR_VARIABLE: &str = "OVERBOOK_LAB_DIR";
 
 const LOCK: &str = "overbook-lab.lock";
@@ -36,20 +36,20 @@ const RECORD: &str = "lab.json";
 const RUN_TIME: [&str; 6] = ["qmp", "lab", "disks", "trace", "etc", "run"];
 const LOG: &str = "log";
 
-/// What is wrong with the state directory.
+/// Errors of the state directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// One lab per directory.
+    /// Another lab holds the directory.
     #[error(
         "a lab runs in {dir} already{holder}: end it with `overbook lab down`, or use another --dir"
     )]
     Held {
         /// The directory.
         dir: PathBuf,
-        /// Who holds it, if it says so.
+        /// The holder, if the record names one.
         holder: String,
     },
-    /// Somebody could have prepared it for us.
+    /// The directory belongs to another user, who could have prepared it.
     #[error("{dir} belongs to user {owner}, not to user {user}: use another --dir")]
     Foreign {
         /// The directory.
@@ -59,7 +59,7 @@ pub enum StateError {
         /// Our id.
         user: u32,
     },
-    /// Others could reach the guests.
+    /// Other users could access the guests.
     #[error("{dir} has mode {mode:04o}: a lab's directory must be closed to others (chmod 0700)")]
     Open {
         /// The directory.
@@ -67,7 +67,7 @@ pub enum StateError {
         /// Its mode.
         mode: u32,
     },
-    /// Not a directory that a lab made.
+    /// The directory was not made by a lab.
     #[error("{dir} is not empty and no lab made it: use another --dir")]
     Occupied {
         /// The directory.
@@ -78,17 +78,17 @@ pub enum StateError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A process, as written down.
+/// A recorded process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {
     /// The process id.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: tells a recycled pid.
+    /// Its start, in clock ticks since boot, which reveals a reused pid.
     pub start_ticks: u64,
 }
 
@@ -99,13 +99,13 @@ impl From<Identity> for ProcessRecord {
 }
 
 impl ProcessRecord {
-    /// The process it names.
+    /// The process that it names.
     pub fn identity(&self) -> Identity {
         Identity { pid: self.pid, start_ticks: self.start_ticks }
     }
 }
 
-/// A started guest or helper, as written down.
+/// A recorded guest or helper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildRecord {
     /// Its name.
@@ -116,27 +116,27 @@ pub struct ChildRecord {
     pub process: ProcessRecord,
 }
 
-/// `lab.json`: who holds the lab, and what runs.
+/// `lab.json`: the holder of the lab, and its running guests and helpers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The process that is parent of everything.
+    /// The parent process of everything.
     pub holder: ProcessRecord,
-    /// When it began, in seconds since 1970.
+    /// The lab's start, in seconds since 1970.
     pub since: u64,
-    /// What the guests run on, once that is known.
+    /// The accelerator that the guests run on, once it is known.
     pub accel: Option<crate::accel::Accel>,
     /// Guests and helpers.
     pub children: Vec<ChildRecord>,
 }
 
-/// Where the state lies when nobody says: `$OVERBOOK_LAB_DIR`, or below `/var/tmp`.
+/// The default state directory: `$OVERBOOK_LAB_DIR`, or below `/var/tmp`.
 pub fn default_dir() -> PathBuf {
     let named = std::env::var_os(DIR_VARIABLE).filter(|value| !value.is_empty());
     let user = rustix::process::getuid().as_raw();
     named.map_or_else(|| PathBuf::from(format!("/var/tmp/overbook-lab-{user}")), PathBuf::from)
 }
 
-/// What `lab.json` says, held or not.
+/// The content of `lab.json`, whether or not the lab is held.
 pub fn read_record(dir: &Path) -> Option<Record> {
     serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()
 }
@@ -150,7 +150,7 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Takes the directory (making it if it is missing), and sweeps what a crashed lab left in it.
+    /// Takes the directory (making it if it is missing), and sweeps the remains of a crashed lab.
     pub fn hold(dir: &Path) -> Result<Self, StateError> {
         let dir = prepare(dir)?;
         let path = dir.join(LOCK);
@@ -177,7 +177,7 @@ impl StateDir {
         self.write_record(record)
     }
 
-    /// Replaces the record, all at once.
+    /// Replaces the record atomically.
     pub fn write_record(&self, record: &Record) -> Result<(), StateError> {
         let path = self.dir.join(RECORD);
         let failed = |source| StateError::Io { path: path.clone(), source };
@@ -187,8 +187,8 @@ impl StateDir {
         std::fs::rename(&temporary, &path).map_err(failed)
     }
 
-    /// Ends what the record names and removes everything but the logs. Says whether there was
-    /// anything.
+    /// Ends the processes that the record names, and removes everything but the logs. Returns
+    /// whether there was a record.
     pub fn sweep(&self) -> Result<bool, StateError> {
         let record = read_record(&self.dir);
         for child in record.iter().flat_map(|record| &record.children) {
@@ -201,12 +201,12 @@ impl StateDir {
         Ok(record.is_some())
     }
 
-    /// Whether a crashed lab had left something here.
+    /// Whether a crashed lab had left a record here.
     pub fn swept(&self) -> bool {
         self.swept
     }
 
-    /// Where it lies.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.dir
     }
@@ -222,7 +222,7 @@ impl StateDir {
     }
 }
 
-/// The directory, made or checked; its absolute path.
+/// Makes or checks the directory; returns its absolute path.
 pub fn prepare(dir: &Path) -> Result<PathBuf, StateError> {
     let failed = |source| StateError::Io { path: dir.to_owned(), source };
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {

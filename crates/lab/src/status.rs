@@ -1,4 +1,4 @@
-//! `lab status`: what runs, how much memory each guest has, and what its workload last said.
+//! `lab status`: the running guests, their memory, and the last report of each workload.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -13,27 +13,28 @@ use crate::metrics;
 use crate::qmp::Qmp;
 use crate::state;
 
-/// A scenario may be talking to its guests: then their memory is not known, and not waited for.
+/// Timeout for QEMU. A scenario may use the QMP socket of its guests; their memory is then
+/// unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A lab as it is now.
+/// The present state of a lab.
 #[derive(Debug, Serialize)]
 pub struct Status {
     /// Whether the process that holds the lab runs.
     pub running: bool,
     /// That process.
     pub holder_pid: Option<u32>,
-    /// How long ago the lab began.
+    /// Time since the lab's start.
     pub age_s: Option<u64>,
-    /// What the guests run on.
+    /// The accelerator that the guests run on.
     pub accel: Option<Accel>,
     /// The guests.
     pub machines: Vec<MachineStatus>,
-    /// Daemons and the like.
+    /// Daemons and other helpers.
     pub helpers: Vec<HelperStatus>,
 }
 
-/// One guest as it is now.
+/// The present state of a guest.
 #[derive(Debug, Serialize)]
 pub struct MachineStatus {
     /// Its name.
@@ -42,28 +43,28 @@ pub struct MachineStatus {
     pub group: String,
     /// Its QEMU.
     pub pid: u32,
-    /// Whether that runs.
+    /// Whether the QEMU runs.
     pub alive: bool,
-    /// What the guest has of its memory; `None` when QEMU does not say.
+    /// The guest's memory, by its balloon; `None` when QEMU does not answer.
     pub balloon_bytes: Option<u64>,
-    /// What its workload last reported.
+    /// The last report of its workload.
     pub last_metric: Option<Value>,
-    /// How long ago.
+    /// The age of that report.
     pub last_metric_age_s: Option<f64>,
 }
 
-/// One helper as it is now.
+/// The present state of a helper.
 #[derive(Debug, Serialize)]
 pub struct HelperStatus {
     /// Its name.
     pub name: String,
     /// Its process.
     pub pid: u32,
-    /// Whether that runs.
+    /// Whether the process runs.
     pub alive: bool,
 }
 
-/// Looks at the lab in `dir`, without disturbing it.
+/// Reads the state of the lab in `dir`, without disturbing it.
 pub fn read(dir: &Path) -> Status {
     let Some(record) = state::read_record(dir) else {
         let (machines, helpers) = (Vec::new(), Vec::new());

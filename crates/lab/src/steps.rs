@@ -1,4 +1,4 @@
-//! Orders for guests that run `steps`: what to do next, and how long it took.
+//! Orders for guests that run `steps`: the next steps, and the time that they took.
 
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -10,25 +10,25 @@ use crate::lab::{LabError, Machine};
 use crate::machine::MachineSpec;
 
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The disk that orders come on.
+/// The size of the disk for orders.
 const DISK: Bytes = Bytes::mib(1);
 
-/// This guest as one that holds up to `mb` MB and does what it is ordered.
+/// A guest that holds up to `mb` MB and obeys orders.
 #[must_use]
 pub fn guest(name: &str, group: &str, memory: Bytes, mb: u32) -> MachineSpec {
     let work = format!("steps --mb {mb} --orders /dev/data");
     MachineSpec { data_disk: Some(DISK), ..MachineSpec::new(name, group, memory, memory, &work) }
 }
 
-/// Has a guest carry out these steps; answers how long the last of them took (but `free`), in
+/// Has a guest carry out these steps. Returns the time of the last one other than `free`, in
 /// seconds.
 ///
 /// # Errors
-/// When it dies, or takes too long.
+/// When the guest dies, or takes too long.
 pub fn order(machine: &Machine, steps: &str, limit: Duration) -> Result<f64, LabError> {
     let number = machine.reported("phase") + 1.0;
     let disk = std::fs::File::options().write(true).open(&machine.files().data)?;
-    // As long as every order, so that nothing is left of the one before.
+    // All orders have the same length, so that each overwrites the one before.
     disk.write_all_at(format!("{:<60}\n", format!("{number} {steps}\n")).as_bytes(), 0)?;
     let until = Instant::now() + limit;
     while machine.reported("phase") < number {

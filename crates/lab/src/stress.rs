@@ -1,20 +1,20 @@
-//! Stress for the shim: memory whose every byte is known, and a worker that behaves as badly as it
-//! can.
+//! Stress for the shim: memory whose every byte is known, and a worker that behaves as badly as
+//! possible.
 //!
-//! **Problem.** The shim moves guest memory about under running threads, a working kernel and a
-//! worker that may be broken. A mistake loses a page in a billion, or stops a thread for ever, and
-//! no test of a single mechanism finds it.
+//! **Problem.** The shim moves guest memory under running threads, a working kernel and a worker
+//! that may be broken. A fault loses a page in a billion, or stops a thread for ever, and no test
+//! of a single mechanism finds it.
 //!
-//! **Idea.** Two sides that know nothing of each other. On one side memory is written, read and
-//! compared as fast as it goes: by [`stand_in()`], a program that uses memory as QEMU does, only
-//! worse, or by real guests. On the other side [`torment()`] asks the shim for everything that the
-//! protocol has and much that it has not, and [`tormentors`] kills it at random moments. All of it
-//! comes from one seed.
+//! **Idea.** Two sides without knowledge of each other. On one side, memory is written, read and
+//! compared at full speed: by [`stand_in()`], a program that uses memory as QEMU does, only
+//! worse, or by real guests. On the other side, [`torment()`] sends the shim every request of the
+//! protocol and much that the protocol forbids, and [`tormentors`] kills it at random moments.
+//! All of it comes from one seed.
 //!
-//! **What must hold.** No byte is ever wrong. No operation hangs. Every question is answered. When
-//! a worker releases, or is gone, nothing stays out of reach.
+//! **Invariants.** No byte is ever wrong. No operation hangs. Every request is answered. When a
+//! worker releases, or has ended, every page becomes accessible again.
 //!
-//! **Leaves out.** What tracking measures, and what it costs.
+//! **Leaves out.** The results of tracking, and its cost.
 
 mod deeds;
 pub(crate) mod link;
@@ -39,57 +39,57 @@ use crate::lab::LabError;
 use link::Link;
 use stand_in::StandIn;
 
-/// How long one operation may take before it counts as a hang.
+/// Time after which an operation counts as a hang.
 const HANG: Duration = Duration::from_secs(20);
-/// How long a process may take until its shim listens.
+/// Timeout for a process until its shim listens.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why the stress came to no result.
+/// Why the stress gave no result.
 #[derive(Debug, thiserror::Error)]
 pub enum StressError {
-    /// The program that stands in for QEMU.
+    /// The program that stands in for QEMU failed.
     #[error("overbook-stand-in {what}; it said:\n{words}")]
     StandIn {
-        /// What is wrong with it.
+        /// Its fault.
         what: String,
         /// Its standard error.
         words: String,
     },
-    /// The shim cannot be reached.
+    /// The shim does not answer.
     #[error("the shim in process {pid} does not answer: {why}")]
     NoShim {
-        /// Where it should be.
+        /// The process that should have it.
         pid: u32,
-        /// What went wrong last.
+        /// The last error.
         why: String,
     },
-    /// A thread waits and waits.
+    /// A thread waits too long.
     #[error("{what} hangs for {} s", time.as_secs())]
     Hang {
         /// The operation.
         what: String,
-        /// So far.
+        /// Its duration so far.
         time: Duration,
     },
 }
 
-/// What came of the stand-in.
+/// The result for a stand-in.
 #[derive(Debug)]
 pub struct Outcome {
     /// Its last report.
     pub report: Report,
-    /// What it said about wrong bytes.
+    /// Its messages about wrong bytes.
     pub words: String,
-    /// What its shim went through.
+    /// The counts of its tormentors.
     pub toll: Toll,
-    /// What is in staging at the end: nothing may be.
+    /// Memory that is still in staging at the end, which must be none.
     pub left: Bytes,
 }
 
 /// Torments a stand-in with `mib` of RAM for `duration`.
 ///
 /// # Errors
-/// When something is not built, hangs, or ends before its time.
+/// When a program is not built, hangs, or ends early.
 pub fn stand_in(dir: &Path, seed: u64, mib: u64, duration: Duration) -> Result<Outcome, LabError> {
     let stand_in = StandIn::start(dir, seed, mib)?;
     let process = stand_in.process();
@@ -109,7 +109,7 @@ pub fn stand_in(dir: &Path, seed: u64, mib: u64, duration: Duration) -> Result<O
     Ok(Outcome { report, words, toll, left })
 }
 
-/// Waits until the shim of this process tells of guest RAM.
+/// Waits until the shim of this process reports guest RAM.
 pub(crate) fn wait_for_shim(pid: u32) -> Result<(), LabError> {
     let begun = Instant::now();
     loop {

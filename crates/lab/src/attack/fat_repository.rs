@@ -1,7 +1,7 @@
-//! `fat_repository SOCKET`: a repository that says that it lends 1 TiB, and takes nothing.
+//! `fat_repository SOCKET`: a repository that claims to lend 1 TiB, and reads no request.
 //!
-//! Of two connections it answers nothing on one; on the other it says of each request that it is
-//! done, and has not even read it.
+//! Of two connections, it sends no reply on one. On the other it reports success for requests
+//! that it has not read.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,7 +17,7 @@ use crate::lab::LabError;
 
 /// The size that it claims to lend, in bytes.
 const SAYS: u64 = 1 << 40;
-/// Answers to nothing that are sent at a time, and between two times.
+/// Replies in one batch, to requests that were not read, and the pause between two batches.
 const ANSWERS: u64 = 64;
 const REST: Duration = Duration::from_millis(20);
 
@@ -49,7 +49,7 @@ pub(super) fn attack(args: &[String]) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Says what it lends, and takes nothing until the client has gone.
+/// Negotiates, and then reads no request until the client has closed the connection.
 fn serve(mut stream: UnixStream, answers: bool) -> io::Result<String> {
     let name = negotiate(&mut stream)?;
     println!("saw: a client wants {name} and is told of {SAYS} bytes");

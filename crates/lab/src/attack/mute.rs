@@ -1,7 +1,7 @@
-//! A process behind a QMP socket that answers no client, and maps files that are called like pools
-//! of shared pages and are none.
+//! A process that listens on a QMP socket and answers no client. It also maps files that are
+//! named like pools of shared pages and are none.
 //!
-//! `SOCKET COUNT`: listens there, and maps this number of files.
+//! `SOCKET COUNT`: listens at `SOCKET`, and maps `COUNT` files.
 
 use std::io;
 use std::os::unix::net::UnixListener;

@@ -1,7 +1,7 @@
-//! A QMP socket that outlives the process that listens on it, as the kernel has it: the process has
-//! called `listen()` and ended, and its number waits for another one.
+//! A QMP socket that outlives its listener. The process that called `listen()` has ended. The
+//! kernel still names its pid as the socket's owner, and another process may get that pid.
 //!
-//! `SOCKET`: prints the number.
+//! `SOCKET`: prints the pid.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,8 @@ use serde_json::json;
 use super::{SUBCOMMAND, saw};
 use crate::lab::LabError;
 
-/// Its own name; with no argument it is the process that ends.
+/// The attack's name. Without an argument, the program is the process that calls `listen()` and
+/// ends.
 pub(super) const NAME: &str = "orphan";
 
 pub(super) fn run(args: &[String]) -> Result<(), LabError> {
@@ -31,7 +32,7 @@ pub(super) fn run(args: &[String]) -> Result<(), LabError> {
     saw(&format!("the process that listened was {pid}"));
     for stream in listener.incoming() {
         let mut stream = stream?;
-        // The client that comes has asked the kernel already which process is here.
+        // The client has already asked the kernel for the process behind this socket.
         let _ = writeln!(stream, "{}", json!({"QMP": {"version": {}, "capabilities": []}}));
         saw("somebody has come");
     }

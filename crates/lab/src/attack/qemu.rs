@@ -1,8 +1,7 @@
-//! A program that is started like a QEMU and belongs to no tenant: it takes names of another
-//! tenant's VMs, listens as their shim would, and waits to be given their shared pages.
+//! A program that is started like a QEMU and belongs to no tenant. It claims the names of another
+//! tenant's VMs, listens as their shim would, and waits for their shared pages.
 //!
-//! `SOCKET NAME...`: listens for QMP at `SOCKET`, and answers each connection with the next of the
-//! names.
+//! `SOCKET NAME...`: listens for QMP at `SOCKET`, and answers each connection with the next name.
 
 use std::ffi::CString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -21,9 +20,9 @@ use sys::shared_memory::SharedMemory;
 use super::saw;
 use crate::lab::LabError;
 
-/// Its RAM: the least that counts as a guest's.
+/// Its RAM in pages: the least that counts as a guest's.
 const PAGES: u32 = 8192;
-/// Readings of the balloon after which a connection ends, if there is another name to tell.
+/// Balloon readings after which a connection ends, if there is another name to claim.
 const READINGS: u32 = 3;
 const POLL: Duration = Duration::from_millis(1);
 
@@ -32,7 +31,7 @@ pub(super) fn run(args: &[String]) -> Result<(), LabError> {
     let (listener, names) = (UnixListener::bind(socket)?, names.to_vec());
     std::thread::spawn(move || {
         for (name, stream) in names.iter().cycle().zip(listener.incoming()) {
-            // The daemon hangs up when it likes.
+            // The daemon may hang up at any moment.
             let _ = stream.and_then(|stream| serve(stream, name, names.len() > 1));
         }
     });
@@ -127,7 +126,7 @@ impl Shim {
         }
     }
 
-    /// `false`: the worker has gone.
+    /// `false`: the worker has disconnected.
     fn answer_all(&self, connection: &Connection) -> bool {
         let mut buffer = vec![0; MAX_PACKET];
         loop {
@@ -167,7 +166,7 @@ impl Shim {
     }
 }
 
-/// Tells as soon as it can read a page of another process in the pool.
+/// Reports when it can read a page of another process in the pool.
 fn watch(pool: OwnedFd) {
     saw("it was given the pool");
     std::thread::spawn(move || {

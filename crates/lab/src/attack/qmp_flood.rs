@@ -1,5 +1,5 @@
-//! `qmp_flood SOCKET`: a QEMU that says hello, answers what it is asked first, and then sends
-//! events as fast as they are read, of each size in turn.
+//! `qmp_flood SOCKET`: a QEMU that greets and answers the first commands. It then sends events as
+//! fast as they are read, of one size per connection, each size in turn.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -31,10 +31,10 @@ pub(super) fn run(args: &[String]) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Floods until it is cut off; answers how many bytes of events were sent.
+/// Floods until the daemon hangs up; returns the number of bytes of events that were sent.
 fn flood(stream: UnixStream, size: usize) -> usize {
     let mut sent = 0;
-    // The daemon ends it.
+    // The daemon ends the connection.
     let _ = talk(stream, size, &mut sent);
     sent
 }

@@ -1,7 +1,8 @@
-//! A QEMU that says that it has a tebibyte of RAM: it would be guaranteed all of that, and its
-//! group would have what it leaves idle to hand out.
+//! A QEMU that claims a tebibyte of RAM. If that were believed, the VM would be guaranteed all of
+//! it, and its group could hand out the part that it leaves idle.
 //!
-//! It is called as QEMU is, and answers as a QEMU does whose guest is calm. It has no such memory.
+//! Its program is called like QEMU, and it answers as a QEMU with a calm guest. It has no such
+//! memory.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,9 +16,9 @@ use crate::lab::LabError;
 
 /// The attack's name on the command line.
 pub(super) const NAME: &str = "ram_liar";
-/// The RAM that it says it has.
+/// RAM that it claims to have.
 const RAM: u64 = 1 << 40;
-/// The memory that its balloon is said to leave its guest.
+/// Memory that its balloon claims to leave to the guest.
 const BALLOON: u64 = 128 << 20;
 /// The program's name.
 const QEMU: &str = "qemu-system-x86_64";
@@ -37,7 +38,7 @@ pub(super) fn run(args: &[String]) -> Result<(), LabError> {
     let listener = UnixListener::bind(Path::new(socket))?;
     println!("saw: the socket is there");
     for stream in listener.incoming() {
-        // A client that has hung up is as good as any.
+        // A client that hangs up is no error.
         let _ = answer_all(stream?);
     }
     Ok(())

@@ -1,7 +1,8 @@
-//! `silent_clients SERVER FROM...`: takes all places of a server, and says nothing.
+//! `silent_clients SERVER FROM...`: takes all connections that a server allows, and sends
+//! nothing.
 //!
-//! From each address it keeps as many connections as it gets. Of two, one says nothing at all, the
-//! other begins TLS and says no more.
+//! From each address it keeps as many connections as it gets. Of two, one sends nothing at all;
+//! the other begins TLS and then stops.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,9 +14,9 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use super::has_gone;
 use crate::lab::LabError;
 
-/// Connections that are wanted from each address: all of them once shut a server of 256 places.
+/// Connections wanted from each address; they once filled a server that allows 256.
 const WANTED: usize = 64;
-/// Between two tries.
+/// Pause between two tries.
 const REST: Duration = Duration::from_millis(200);
 
 pub(super) fn attack(args: &[String]) -> Result<(), LabError> {

@@ -1,5 +1,5 @@
-//! `slow_http ADDRESS`: a client of the API over TCP, without the token, that fills all places with
-//! halves of requests and never sends the rest.
+//! `slow_http ADDRESS`: a client of the API over TCP, without the token. It takes all connections
+//! with half requests and never sends the rest.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ pub(super) fn run(args: &[String]) -> Result<(), LabError> {
     loop {
         while held.len() < HELD {
             let mut stream = TcpStream::connect(address)?;
-            // Cut off at once is cut off, too.
+            // A connection that is cut off at once counts as cut off, too.
             let _ = stream.write_all(b"POST /v1/release HTTP/1.1\r\nHost: x\r\n");
             held.push(stream);
         }

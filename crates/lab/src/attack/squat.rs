@@ -1,7 +1,8 @@
-//! Abstract addresses that another user binds before QEMUs do: as many as a user may have sockets,
-//! those that a shim would have by its process, and one that is no text.
+//! Abstract socket addresses that another user binds before QEMUs do: as many as a user may have
+//! sockets. They are the addresses that a shim would derive from its pid, and one that is no
+//! text.
 //!
-//! `COUNT`: binds addresses for as many processes that come next.
+//! `COUNT`: binds the addresses of the `COUNT` pids that come next.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -20,7 +21,7 @@ pub(super) fn run(args: &[String]) -> Result<(), LabError> {
         bound.extend(bind(protocol::address(pid, ahead).as_bytes()));
     }
     saw(&format!("it has bound {} addresses", bound.len()));
-    // They are its own until it is ended.
+    // The addresses stay bound until the process is ended.
     loop {
         std::thread::park();
     }

@@ -1,7 +1,7 @@
-//! `stuck_nbd SOCKET EXPORT`: has a page server hold as much as it can be made to.
+//! `stuck_nbd SOCKET EXPORT`: makes a page server hold as much memory as possible.
 //!
-//! It keeps as many connections as it gets. Of two, one claims the longest write and sends all of
-//! it but a byte, the other asks for the longest reads and takes nothing.
+//! It keeps as many connections as it gets. Of two, one announces the longest write and sends all
+//! but the last byte. The other requests the longest reads and reads no reply.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -15,13 +15,13 @@ use super::has_gone;
 use crate::lab::LabError;
 use crate::nbd_load::talk;
 
-/// Connections that are wanted: as many as once took 810 MB.
+/// Connections that are wanted: this number once took 810 MB.
 const WANTED: usize = 24;
-/// Reads that are asked for on one connection.
+/// Read requests on one connection.
 const READS: u64 = 64;
-/// How long a server may take to take more, or to begin.
+/// Timeout for the server to accept more data, or to negotiate.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two tries.
+/// Pause between two tries.
 const REST: Duration = Duration::from_millis(200);
 
 pub(super) fn attack(args: &[String]) -> Result<(), LabError> {
@@ -54,7 +54,7 @@ pub(super) fn attack(args: &[String]) -> Result<(), LabError> {
     }
 }
 
-/// A connection that is stuck, and how much the server took of it.
+/// A stuck connection, and the number of bytes that the server read from it.
 fn one(socket: &str, export: &str, writes: bool) -> io::Result<(UnixStream, usize)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;

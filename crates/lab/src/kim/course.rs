@@ -1,4 +1,5 @@
-//! One mix under one setting: what each guest got done, and the daemon's ticks meanwhile.
+//! One mix under one setting: the work that each guest got done, and the daemon's ticks
+//! meanwhile.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,15 +16,16 @@ use crate::machine::MachineSpec;
 use crate::meb::progress::{self, Line};
 use crate::scenario::Context;
 
-/// How long guests may take to fill their memory, partly into a slow swap.
+/// Timeout for guests to fill their memory, partly into a slow swap.
 const FILL_LIMIT: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_secs(1);
 
-/// What happened.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Course {
-    /// Operations per second of each guest, in the order of the mix: over the whole window or until
-    /// its work ended; of one that works in phases, without the first, which fills its memory.
+    /// Operations per second of each guest, in the order of the mix, over the whole window or
+    /// until its work ended. A guest that works in phases is counted without the first, which
+    /// fills its memory.
     pub speeds: Vec<f64>,
     /// Share of the host's CPU time that was used.
     pub cpu_busy: f64,
@@ -34,16 +36,16 @@ pub struct Course {
 /// One of the daemon's ticks.
 #[derive(Debug)]
 pub struct Tick {
-    /// When, in seconds since the daemon was started.
+    /// Its time, in seconds since the daemon was started.
     pub at_s: f64,
-    /// What it was decided from.
+    /// The input of its decision.
     pub case: Case,
-    /// What was decided.
+    /// The decision.
     pub plan: Plan,
 }
 
-/// Runs fresh guests under `setting` for `window`, which begins when they have run for `warm_up`
-/// under it, or until the work of all has ended.
+/// Runs fresh guests under `setting` for `window`, or until the work of all has ended. The window
+/// begins when the guests have run for `warm_up` under the setting.
 ///
 /// # Errors
 /// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
@@ -111,7 +113,7 @@ fn lines(lab: &Lab) -> Vec<Option<Line>> {
     lab.machines().iter().map(Line::newest).collect()
 }
 
-/// Whether a guest works in phases and was in the one that it begins with.
+/// Whether a guest works in phases and is in its first one.
 fn in_first_phase(line: Option<&Line>) -> bool {
     line.and_then(|line| line.number("phase")) == Some(0.0)
 }
@@ -130,8 +132,8 @@ impl Course {
         of(last) - of(first)
     }
 
-    /// What all guests missed while the daemon ran: major faults, and touches of what the host had
-    /// paged out, by the rates at its ticks.
+    /// Misses of all guests while the daemon ran: major faults, and refaults of pages that the
+    /// host had paged out, by the rates at its ticks.
     #[must_use]
     pub fn misses(&self) -> f64 {
         let per_s = |tick: &Tick| -> f64 {
@@ -143,14 +145,14 @@ impl Course {
         self.major_faults() + refaults
     }
 
-    /// How often a VM got a new target, in an hour at the pace of the course.
+    /// New targets of VMs per hour, at the pace of the course.
     #[must_use]
     pub fn moves_per_hour(&self) -> f64 {
         self.per_hour(self.directions().map(|takes| takes.len()).sum())
     }
 
-    /// How often the same guest was taken from and given to in turn, of the guest that had it most
-    /// often, in an hour at the pace of the course.
+    /// Reversals (memory is taken from a guest, then given to it, or the other way round) per
+    /// hour, at the pace of the course. Counts the guest with the most reversals.
     #[must_use]
     pub fn reversals_per_hour(&self) -> f64 {
         let reversals =
@@ -158,14 +160,15 @@ impl Course {
         self.per_hour(self.directions().map(reversals).max().unwrap_or_default())
     }
 
-    /// Without the first half of its ticks.
+    /// The same course without the first half of its ticks.
     #[must_use]
     pub fn second_half(mut self) -> Self {
         self.ticks.drain(..self.ticks.len() / 2);
         self
     }
 
-    /// Of each guest, whether it was taken from or given to, time after time.
+    /// For each guest, the direction of each change in time order: taken from (`true`) or given
+    /// to.
     fn directions(&self) -> impl Iterator<Item = Vec<bool>> {
         let mut ticks: Vec<&Tick> = self.ticks.iter().collect();
         ticks.dedup_by_key(|tick| tick.plan.at);
@@ -186,7 +189,7 @@ impl Course {
         count as f64 * 3600.0 / (from_tick_to_tick * self.ticks.len() as f64)
     }
 
-    /// For whoever watches.
+    /// A summary for the terminal.
     #[must_use]
     pub fn in_words(&self) -> String {
         let speeds: Vec<String> = self.speeds.iter().map(|speed| format!("{speed:.0}")).collect();
@@ -198,7 +201,7 @@ impl Course {
 }
 
 impl Tick {
-    /// The group's scan rate from now on, in pages/ms; 0 when nothing is looked at.
+    /// The group's scan rate from now on, in pages/ms; 0 when no page is scanned.
     #[must_use]
     pub fn scan_rate(&self, group: &str) -> f64 {
         let scan = self.plan.scans.get(&GroupName::from(group));
@@ -212,21 +215,21 @@ impl Tick {
         Some(Duration::from_micros(worker.cpu_us).as_secs_f64())
     }
 
-    /// What merging has saved so far: merged, less what was written since.
+    /// Memory that merging has saved so far: pages merged, less pages written to since.
     #[must_use]
     pub fn merged_mib(&self, vm: &str) -> f64 {
         let dedup = self.case.view.vms.get(&VmName::from(vm)).and_then(|vm| vm.dedup);
         dedup.map_or(0.0, |dedup| dedup.value.merged.as_mib() - dedup.value.broken.as_mib())
     }
 
-    /// What a guest has swapped in and out since its boot.
+    /// Memory that a guest has swapped in and out since its boot.
     #[must_use]
     pub fn swapped_mib(&self, vm: &str) -> Option<f64> {
         let stats = self.case.view.vms.get(&VmName::from(vm))?.stats?.value;
         Some(stats.swap_in?.plus(stats.swap_out?).as_mib())
     }
 
-    /// What a guest may use: where its balloon stands.
+    /// Memory that a guest may use: the size of its balloon.
     #[must_use]
     pub fn allocated_mib(&self, vm: &str) -> Option<f64> {
         let balloon = self.case.view.vms.get(&VmName::from(vm))?.balloon?;

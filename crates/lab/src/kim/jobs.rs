@@ -1,4 +1,4 @@
-//! What the guests of a mix do.
+//! The jobs of the guests of a mix.
 //!
 //! | job | stands for | memory |
 //! |-|-|-|
@@ -7,8 +7,8 @@
 //! | `master` | the master VM of a MapReduce job | little |
 //! | `cg`, `pi` | NPB CG and MapReduce PI: bound by the CPU | much that other guests have as well, and no need of more |
 //!
-//! A guest of 128 MiB has some 76 MiB for its programs. Those that are bound by the CPU fill
-//! theirs, so that what the others are given is what merging has found, but for little.
+//! A guest of 128 MiB has some 76 MiB for its programs. Guests that are bound by the CPU fill
+//! theirs, so that nearly all memory given to the others was found by merging.
 
 use model::Bytes;
 
@@ -18,12 +18,12 @@ use crate::machine::MachineSpec;
 const MAX: Bytes = Bytes::mib(384);
 const SWAP: Bytes = Bytes::mib(512);
 
-/// What one guest does.
+/// The job of one guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// Its name in figures, and of its guests with a number behind.
+    /// Its name in figures; the names of its guests add a number.
     pub name: &'static str,
-    /// What the guest runs.
+    /// The command that the guest runs.
     pub command: &'static str,
 }
 
@@ -37,19 +37,20 @@ pub const SORT: Job = job("sort", "sort --mb 80 --repeat");
 pub const WORDCOUNT: Job = job("wordcount", "wordcount --mb 90 --repeat");
 /// Changes records at random.
 pub const RECORDS: Job = job("records", "random-array --mb 110 --record-kb 64");
-/// Hands out work: a little of everything, now and then.
+/// Hands out work: a little of everything, at intervals.
 pub const MASTER: Job = job("master", "idle --common-mb 60");
 /// Multiplies matrices.
 pub const CG: Job = job("cg", "matrix --mb 12 --common-mb 54");
 /// Computes digits of pi.
 pub const PI: Job = job("pi", "pi --common-mb 66");
 
-/// Computes in little memory for a while, then changes records at random in more than it has.
+/// Computes in little memory for a while, then changes records at random in more memory than it
+/// has.
 pub const LATER: Job =
     job("later", "random-array --phases 12:110+110:86400 --record-kb 64 --common-mb 54");
 
-/// A group's guests, one for each job, with a swap disk as slow as a hard disk. The guest at one
-/// place has the same seed in every mix and setting.
+/// A group's guests, one for each job, with a swap disk as slow as a hard disk. A guest's seed
+/// depends only on its place in the list of jobs, in every mix and setting.
 #[must_use]
 pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
     let guest = |(place, job): (usize, &Job)| {
@@ -65,8 +66,8 @@ pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
     jobs.iter().enumerate().map(guest).collect()
 }
 
-/// Two groups' guests, each group on a CPU of its own where there are two: what one group gets done
-/// then depends on the other one's memory, and not on its CPU time.
+/// Two groups' guests, each group on a CPU of its own where there are two. The work that one
+/// group gets done then depends on the other one's memory, and not on its CPU time.
 #[must_use]
 pub fn side_by_side(groups: [Vec<MachineSpec>; 2]) -> Vec<MachineSpec> {
     let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);

@@ -1,23 +1,23 @@
-//! Under what the guests of a mix run.
+//! Settings that the guests of a mix run under.
 
 use model::{ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 
 use crate::daemon::Settings;
 
-/// One of several that are compared.
+/// One of several settings that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
     /// Its name in figures.
     pub name: &'static str,
-    /// What the daemon is told; `None`: there is none.
+    /// The daemon's settings; `None`: there is no daemon.
     pub daemon: Option<Settings>,
 }
 
-/// Guests without Overbook: what all else is compared to.
+/// Guests without Overbook: the baseline of all comparisons.
 pub const BASELINE: Setting = Setting { name: "baseline", daemon: None };
 /// Algorithm 1 as a whole.
 pub const ADAPTIVE_CSD: Setting = merging("csd", DedupSpec::Adaptive);
-/// All controllers of the paper's Figs. 5 and 6 (§6.2.1); surplus goes to who needs it.
+/// All controllers of the paper's Figs. 5 and 6 (§6.2.1); the surplus goes to VMs that need it.
 pub const CONTROLLERS: [Setting; 5] = [
     merging("static_5", DedupSpec::Fixed(PagesPerMs(5))),
     merging("static_50", DedupSpec::Fixed(PagesPerMs(50))),
@@ -40,7 +40,7 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
     Setting { name, daemon: Some(settings(DedupSpec::Adaptive, policy, false)) }
 }
 
-/// As in the paper, which tracked nothing.
+/// The paper's settings, without any tracking.
 #[must_use]
 pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> Settings {
     let (free_pages, tracking) = (FreePagesSpec::Off, TrackingBudget::Off);

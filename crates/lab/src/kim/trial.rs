@@ -1,8 +1,8 @@
-//! Mixes under settings, round after round: normalised execution times, and how sure they are.
+//! Mixes under settings, round after round: normalised execution times, and their spread.
 //!
-//! A machine's speed drifts, so the settings of one mix follow each other, and what is compared are
-//! courses of one round. With few rounds there is no distribution to speak of: the middle one
-//! counts, and all of them are shown.
+//! A machine's speed drifts, so the settings of one mix follow each other, and courses are
+//! compared within one round. Few rounds give no meaningful distribution, so the median counts,
+//! and all rounds are shown.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::scenario::Context;
 /// The group of all mixes.
 pub const GROUP: &str = "tenant";
 
-/// Guests that run side by side.
+/// Guests that run at the same time.
 #[derive(Debug, Clone)]
 pub struct Mix {
     /// Its name in figures.
     pub name: &'static str,
-    /// What its guests do.
+    /// The jobs of its guests.
     pub jobs: Vec<Job>,
 }
 
@@ -30,14 +30,14 @@ pub struct Mix {
 #[derive(Debug)]
 pub struct Trial {
     mixes: Vec<Mix>,
-    /// The baseline is the first.
+    /// The settings; the first one is the baseline.
     settings: Vec<Setting>,
-    /// By round, mix and setting.
+    /// Courses by round, mix and setting.
     rounds: Vec<Vec<Vec<Course>>>,
 }
 
 impl Trial {
-    /// Runs all mixes under the baseline and under these settings, so many times.
+    /// Runs all mixes under the baseline and under these settings, `rounds` times.
     ///
     /// # Errors
     /// As for [`course::run`].
@@ -68,7 +68,7 @@ impl Trial {
         Ok(trial)
     }
 
-    /// How many rounds there were.
+    /// Number of rounds.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds.len()
@@ -87,8 +87,8 @@ impl Trial {
         self.rounds.iter().filter_map(move |round| round.get(mix?)?.get(setting?))
     }
 
-    /// How many times faster the guests of a mix that `counts` chooses were under one setting than
-    /// under the other: the geometric mean over them, by round.
+    /// The speed-up, by round, of a mix's guests under one setting against another: the geometric
+    /// mean over the guests whose job `counts` chooses.
     #[must_use]
     pub fn gains(
         &self,
@@ -106,7 +106,7 @@ impl Trial {
         self.courses(mix, setting).zip(self.courses(mix, against)).map(of).collect()
     }
 
-    /// Adds each mix's normalised execution time under each setting: the middle of the rounds.
+    /// Adds each mix's normalised execution time under each setting: the median of the rounds.
     pub fn add_times(&self, figures: &mut Figures, paper: &str) {
         for mix in &self.mixes {
             let mut jobs = mix.jobs.clone();
@@ -136,7 +136,7 @@ impl Trial {
     }
 }
 
-/// Of positive numbers; not a number when there are none.
+/// The geometric mean of positive numbers; NaN when there are none.
 #[must_use]
 pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (sum, count) = values
@@ -145,7 +145,7 @@ pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> f64 {
     if count > 0.0 { f64::exp(sum / count) } else { f64::NAN }
 }
 
-/// The middle of what the rounds show, and all of it in words.
+/// The median of the rounds, and a text that lists them all.
 #[must_use]
 pub fn middle(of_rounds: Vec<f64>) -> (f64, String) {
     let words: Vec<String> = of_rounds.iter().map(|value| format!("{value:.3}")).collect();

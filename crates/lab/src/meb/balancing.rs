@@ -1,16 +1,16 @@
-//! The same guests with fixed memory, under each policy, and with enough memory: what balancing is
-//! worth (MEB §5.3).
+//! The same guests with fixed memory, under each policy, and with enough memory: the benefit of
+//! balancing (MEB §5.3).
 //!
 //! With fixed memory a guest swaps by itself, to the stated disk, as in the paper. Under a policy
-//! the host pages out what guests do not touch, to compressed memory; what that takes is charged to
-//! the group, whose memory is as much as all guests have where it is fixed.
+//! the host pages out memory that guests do not touch, to compressed memory. The group is charged
+//! for that compressed memory; its budget is the sum of the guests' fixed memory.
 //!
-//! Fresh guests each time. What they get done is counted when Overbook has had some time to move
-//! memory; a paper's run takes minutes to hours, of which that is a small part.
+//! Each course has fresh guests. The work that they get done counts after Overbook has had some
+//! time to move memory. A run of the paper takes minutes to hours, of which that time is a small
+//! part.
 //!
-//! Guests have no huge pages: swap and a balloon take them apart, so that a guest with enough
-//! memory would have others than the rest, and how much that matters under emulation says nothing
-//! of a CPU.
+//! Guests have no huge pages. Swap and a balloon split them, so a guest with enough memory would
+//! have more of them than the others. Their effect under emulation says nothing about a real CPU.
 
 use std::time::Duration;
 
@@ -28,11 +28,11 @@ use crate::zram::Zram;
 
 const GROUP: &str = "meb";
 const SWAP: Bytes = Bytes::mib(1024);
-/// What is asserted of simulated guests: ten in twenty minutes.
+/// Limit per hour, as asserted for simulated guests: ten in twenty minutes.
 const MOST_REVERSALS: f64 = 30.0;
-/// … and fifty in the second ten.
+/// The simulated guests' limit for the second ten minutes: fifty.
 const MOST_MOVES_LATER: f64 = 300.0;
-/// Where no memory moves, guests are soon as they stay.
+/// The longest warm-up where no memory moves, because such guests soon reach a steady state.
 const MOST_WARM_UP_FIXED: Duration = Duration::from_secs(60);
 const SMALL_PAGES: &str = "transparent_hugepage=never";
 
@@ -41,11 +41,11 @@ const SMALL_PAGES: &str = "transparent_hugepage=never";
 pub struct Member {
     /// Its name in figures.
     pub name: &'static str,
-    /// What it runs.
+    /// The command that it runs.
     pub command: &'static str,
-    /// What it has at first.
+    /// Memory that it has at first.
     pub initial: Bytes,
-    /// What it may have at most.
+    /// The most memory that it may have.
     pub high: Bytes,
 }
 
@@ -54,34 +54,34 @@ pub struct Member {
 pub struct Table {
     /// The guests.
     pub members: &'static [Member],
-    /// What each is left at least.
+    /// The least memory that each guest keeps.
     pub low: Bytes,
     /// Operations per second of each guest's swap disk.
     pub swap_iops: u32,
-    /// How long guests run, and memory moves, before it counts what they get done; where none
-    /// moves, a minute at most …
+    /// Warm-up: guests run, and memory moves, before their work counts. Where no memory moves, it
+    /// is a minute at most.
     pub warm_up: Duration,
-    /// … for so long, or until their work has ended.
+    /// Length of the measurement, which also ends when the guests' work has ended.
     pub window: Duration,
-    /// So many times.
+    /// Number of rounds.
     pub rounds: u32,
 }
 
-/// Under what guests run.
+/// The regime that guests run under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Each keeps what it has at first.
+    /// Each guest keeps its initial memory.
     Baseline,
     /// Overbook moves memory.
     Under(Policy),
-    /// Each has as much as it may have.
+    /// Each guest has the most memory that it may have.
     Best,
 }
 
 const BALANCE: Way = Way::Under(Policy::Balance);
-/// In every round.
+/// The ways of every round.
 const WAYS: [Way; 3] = [Way::Baseline, BALANCE, Way::Best];
-/// Beside the first round's.
+/// The further ways of the first round.
 const OTHERS: [Way; 3] =
     [Way::Under(Policy::Demand), Way::Under(Policy::Entitlement), Way::Under(Policy::Fair)];
 
@@ -98,10 +98,10 @@ impl Way {
     }
 }
 
-/// A figure's name, what the paper measured, and what it is to be at least.
+/// A figure's name, the paper's result, and the least value of its target.
 pub type Paper = (&'static str, &'static str, Option<f64>);
 
-/// What all rounds have shown.
+/// The courses of all rounds.
 #[derive(Debug)]
 pub struct Outcome {
     table: Table,
@@ -112,7 +112,7 @@ pub struct Outcome {
 }
 
 impl Table {
-    /// Runs it.
+    /// Runs all rounds.
     ///
     /// # Errors
     /// As for [`course::run`].
@@ -128,7 +128,7 @@ impl Table {
         Ok(Outcome { table: self, rounds, others })
     }
 
-    /// Under balance alone: how often memory moves, and whether that dies down.
+    /// Runs under balance alone: how often memory moves, and whether that rate falls.
     ///
     /// # Errors
     /// As for [`course::run`].
@@ -190,7 +190,8 @@ impl Table {
 }
 
 impl Outcome {
-    /// The speed of each guest under one way to that under another, by guest and round.
+    /// The ratio of each guest's speed under `one` to its speed under `other`, by guest and
+    /// round.
     fn ratios(&self, one: Way, other: Way) -> Vec<Vec<f64>> {
         let at = |way| WAYS.iter().position(|known| *known == way).unwrap_or_default();
         let (one, other) = (at(one), at(other));
@@ -201,8 +202,7 @@ impl Outcome {
         (0..self.table.members.len()).map(of).collect()
     }
 
-    /// How many times faster each guest is than with fixed memory, and how near to what it does
-    /// with enough.
+    /// The speed-up of each guest over fixed memory, and its speed relative to enough memory.
     pub fn add_speeds(&self, figures: &mut Figures, paper: &[Paper]) {
         let mut add = |name: &str, value, note: String| {
             let known = paper.iter().find(|(known, ..)| *known == name);
@@ -233,7 +233,7 @@ impl Outcome {
         }
     }
 
-    /// What all guests miss under each policy, and how often memory moves.
+    /// Misses of all guests under each policy, and the rate at which memory moves.
     pub fn add_misses(&self, figures: &mut Figures) {
         let balanced: Vec<&Course> = self.rounds.iter().map(|round| &round[1]).collect();
         let (misses, rounds) = middle(balanced.iter().map(|course| course.misses()).collect());

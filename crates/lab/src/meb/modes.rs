@@ -1,7 +1,7 @@
-//! The ways to track that Table I of the paper compares, as settings of the worker, and how long
-//! each has to be looked at until it shows what it costs.
+//! The ways of tracking that Table I of the paper compares, as settings of the worker. Each has
+//! the observation time that it needs to show its cost.
 //!
-//! | name | LRU stack | hot set | intermittent | looked at |
+//! | name | LRU stack | hot set | intermittent | observed for |
 //! |-|-|-|-|-|
 //! | `list` | linked list | fixed, small | no | [`STEADY`] |
 //! | `dhs` | linked list | dynamic, an eighth of the VM at most | no | [`GROWING`] |
@@ -11,83 +11,85 @@
 //! | `imt_adaptive` | AVL tree | dynamic | ours ([`Judgement::Anchored`]), rests by cost | [`RESTING`] |
 //! | `budget` | none: working-set probes within 1 % of a vCPU, as shipped | | | [`CHEAP`] |
 //!
-//! "Rests by cost": after each stretch tracking rests for as long as that was dear
-//! ([`Duty`](pages::phase::Duty)).
+//! "Rests by cost": after each stretch, tracking rests for a time in proportion to the stretch's
+//! cost ([`Duty`](pages::phase::Duty)).
 
 use overbook::worker::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 use pages::phase::Judgement;
 
-/// The least hot set that the shim takes: the paper's small one.
+/// The smallest hot set that the shim accepts: the paper's small one.
 pub const SMALL_HOT_SET: u32 = protocol::MIN_HOT_SET;
 /// The paper's fixed threshold (Table I).
 pub const FIXED_THRESHOLD: f64 = 0.20;
-/// What the product may take of a vCPU.
+/// The share of a vCPU that the product may take.
 pub const BUDGET: f64 = 0.01;
 
-/// Lines until the first one that is wholly of what has just changed.
+/// Lines until the first one that lies entirely after a change.
 pub const CHANGE: usize = 1;
 
-/// How long a way is looked at, in lines of the guest: one a second. Windows without tracking and
-/// windows with it alternate; the former lie around each of the latter.
+/// Observation time of a way, in lines of the guest: one a second. Windows without tracking and
+/// windows with it alternate; each of the latter lies between two of the former.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
-    /// Windows with tracking, which begins anew in each.
+    /// Windows with tracking, which starts afresh in each.
     pub pairs: usize,
-    /// Lines after the beginning of tracking that do not count.
+    /// Lines after the start of tracking that do not count.
     pub beginning: usize,
-    /// Lines of a window with.
+    /// Lines of a window with tracking.
     pub with: usize,
-    /// Lines of a window without.
+    /// Lines of a window without tracking.
     pub without: usize,
 }
 
-/// The same from the first moment on, and so dear (fifty times slower) that a few lines tell.
+/// For ways that cost the same from the first moment on, and so much (fifty times slower) that a
+/// few lines suffice.
 pub const STEADY: Schedule = Schedule { pairs: 1, beginning: CHANGE, with: 2, without: 2 };
-/// A hot set that begins with 64 granules: up to ten seconds until the working set is known, and
-/// six more, a fifth each, from a twelfth of it to an eighth of the VM.
+/// For a hot set that begins with 64 granules. The working set is known after up to ten seconds.
+/// The hot set is then a twelfth of it, and grows by a fifth a second, in six more seconds, to an
+/// eighth of the VM.
 pub const GROWING: Schedule = Schedule { pairs: 1, beginning: 16, with: 3, without: 4 };
-/// Learns for some seconds, then switches every few.
+/// For a way that learns for some seconds, then switches every few seconds.
 pub const SWITCHED: Schedule = Schedule { pairs: 1, beginning: 10, with: 60, without: 8 };
-/// Learns and begins to rest; then one cycle of at most 123 lines, and some to spare.
+/// For a way that learns and begins to rest. The window holds one cycle of at most 123 lines.
 pub const RESTING: Schedule = Schedule { pairs: 1, beginning: 70, with: 130, without: 8 };
-/// One percent. The beginning is for learning what a trap costs and for finding what is idle:
-/// revoking it is dear, and done once.
+/// For a way that costs one percent. The first lines serve to learn the cost of a trap and to
+/// find idle memory. Revoking that is expensive, and done once.
 pub const CHEAP: Schedule = Schedule { pairs: 3, beginning: 15, with: 20, without: 10 };
 
 impl Schedule {
-    /// How many lines it takes, which is as many seconds.
+    /// Its length in lines, and thus in seconds.
     #[must_use]
     pub const fn lines(&self) -> usize {
         self.pairs * (self.beginning + self.with + CHANGE + self.without)
     }
 }
 
-/// What tells how dear a way is.
+/// The measure of a way's cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instrument {
-    /// The guest's speed: noise of several percent, and nothing left out.
+    /// The guest's speed: it has noise of several percent, and includes all costs.
     Speed,
     /// Time that can be counted ([`taken`](super::taken)): for ways that are off most of the time
     /// or cost a percent.
     Clock,
 }
 
-/// One way to track.
+/// One way of tracking.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Way {
     /// Its name in figures.
     pub name: &'static str,
-    /// Table I's mean overhead of it; `None`: not in the paper.
+    /// Its mean overhead in Table I; `None`: not in the paper.
     pub paper: Option<&'static str>,
-    /// How the worker does it.
+    /// The worker's settings for it.
     pub settings: Settings,
-    /// How long it is looked at.
+    /// Its observation time.
     pub schedule: Schedule,
-    /// What tells its cost.
+    /// The measure of its cost.
     pub instrument: Instrument,
 }
 
-/// All of them, in the paper's order of falling cost. Those without a budget track granules of
+/// All ways, in the paper's order of falling cost. Ways without a budget track granules of
 /// `granule_pages`.
 #[must_use]
 pub fn all(granule_pages: u32) -> Vec<Way> {
@@ -119,13 +121,13 @@ pub fn all(granule_pages: u32) -> Vec<Way> {
     ]
 }
 
-/// What the product does.
+/// The settings of the product.
 #[must_use]
 pub fn shipped() -> Settings {
     Settings::new(Mode::Probes { budget: BUDGET })
 }
 
-/// The paper's best way, never switched off: what intermittent tracking is judged against.
+/// The paper's best way, never switched off: the reference for intermittent tracking.
 #[must_use]
 pub fn always_on() -> Settings {
     let (structure, hot_set) = (Structure::Bitmap, HotSet::Dynamic);

@@ -1,5 +1,4 @@
-//! Plots of an experiment, for people: a page with all of them, and the first one as a picture of
-//! its own.
+//! Plots of an experiment: a page with all of them, and the first one as a separate picture.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -22,7 +21,7 @@ impl Page {
     }
 
     /// Writes `<scenario>.html` and `<scenario>.svg` into the logs of the lab that was in `dir`,
-    /// and says in the figures' preface where they are.
+    /// and puts their path into the figures' preface.
     ///
     /// # Errors
     /// When a plot cannot be drawn or a file cannot be written.
@@ -51,7 +50,7 @@ impl Page {
     }
 }
 
-/// Writes a file beside the page.
+/// Writes a file of the report.
 ///
 /// # Errors
 /// When it cannot be written.

@@ -1,19 +1,20 @@
-//! With against without, again and again: what something costs, and how sure that is.
+//! Repeated comparison of windows with something and without it: its cost, with a confidence
+//! interval.
 //!
 //! **Problem.** A guest's speed drifts by several percent from minute to minute (its own phases,
-//! the host's other work), and a cost of one percent is to be told from none.
+//! the host's other work), and a cost of one percent has to be distinguished from zero.
 //!
-//! **Idea.** Windows with and without alternate within one guest. Each window *with* is compared to
-//! the mean of its two neighbours *without*, so that a drift cancels; the median over all of them
-//! does not mind the few that something disturbed. How sure it is follows from the order of the
-//! values alone (the binomial confidence interval of a median): no distribution is assumed.
+//! **Idea.** Windows with and without alternate within one guest. Each window *with* is compared
+//! to the mean of its two neighbours *without*, so that a drift cancels. The median over all of
+//! them is robust against a few disturbed windows. Its confidence interval follows from the order
+//! of the values alone (the binomial interval of a median): no distribution is assumed.
 
 use crate::recording::median;
 
-/// Fewer values than these have no such interval.
+/// The least number of values that have such an interval.
 const LEAST_COUNT: usize = 6;
 
-/// Speeds with and without, as they were measured in turn.
+/// Speeds with and without, as measured in turn.
 #[derive(Debug, Clone, Default)]
 pub struct Pairs {
     without: Vec<f64>,
@@ -29,12 +30,12 @@ pub struct Median {
     pub low: f64,
     /// The upper end.
     pub high: f64,
-    /// Of how many values.
+    /// The number of values.
     pub count: usize,
 }
 
 impl Pairs {
-    /// Adds a window without, which must come first and last.
+    /// Adds a window without; such a window must come first and last.
     pub fn add_without(&mut self, rate: f64) {
         self.without.push(rate);
     }
@@ -44,7 +45,8 @@ impl Pairs {
         self.with.push(rate);
     }
 
-    /// How much longer each operation takes with: 0.01 is one percent. One value per window with.
+    /// The increase of an operation's time: 0.01 is one percent. There is one value per window
+    /// with.
     #[must_use]
     pub fn overheads(&self) -> Vec<f64> {
         let neighbours = self.without.windows(2).map(|pair| f64::midpoint(pair[0], pair[1]));
@@ -60,7 +62,7 @@ impl Pairs {
 }
 
 impl Median {
-    /// Of these values; not a number when there are none.
+    /// The median of `values`; NaN when there are none.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
@@ -72,7 +74,7 @@ impl Median {
         Self { value: median(values.clone()), low, high, count }
     }
 
-    /// In words for a figure's note, as percentages.
+    /// A text for a figure's note, in percent.
     #[must_use]
     pub fn interval_percent(&self) -> String {
         let interval = format!("{:+.2} to {:+.2} %", self.low * 100.0, self.high * 100.0);
@@ -84,11 +86,12 @@ impl Median {
     }
 }
 
-/// How many values lie below the interval: the most, so that each tail holds at most 2.5 %. (With
-/// fewer than [`LEAST_COUNT`] values the interval holds all of them, and less than that.)
+/// The number of values below the interval: the largest for which each tail holds at most 2.5 %.
+/// (With fewer than [`LEAST_COUNT`] values, the interval holds all of them, with less
+/// confidence.)
 fn rank_of_interval(count: usize) -> usize {
     let n = i32::try_from(count).unwrap_or(i32::MAX);
-    // Chance that exactly k of n values fall below the true median: n over k, times 2^-n.
+    // The chance that exactly k of n values fall below the true median: n over k, times 2^-n.
     let (mut chance, mut tail, mut rank) = (0.5_f64.powi(n), 0.0, 0);
     for k in 0..n / 2 {
         tail += chance;

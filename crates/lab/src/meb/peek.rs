@@ -1,7 +1,7 @@
-//! The pages that the ESX-style sampler looks at, over the shim of a guest: 100 at random are put
-//! out of the guest's reach, and whether each has come back says whether it was touched.
+//! The pages of the ESX-style sampler, through the shim of a guest: 100 random pages are revoked.
+//! A page that is accessible again has been touched.
 //!
-//! A client of the shim's protocol as small as can be: it waits for each answer.
+//! It is a minimal client of the shim's protocol: it waits for each answer.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::lab::LabError;
 use crate::random::Random;
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Hardly a trap comes of a hundred pages; the limit is only a matter of form.
+/// A hundred pages cause hardly any traps; the protocol only requires some limit.
 const MOST_TRAPS_PER_S: u32 = 100_000;
 
 /// A guest that is sampled.
@@ -37,7 +37,7 @@ impl Peek {
     /// Begins to sample the guest of QEMU process `pid`.
     ///
     /// # Errors
-    /// When its shim does not do what it is asked.
+    /// When its shim does not obey a request.
     pub fn start(pid: u32, seed: u64) -> Result<Self, LabError> {
         let connection = Connection::connect(&address_of_shim(pid)?, PATIENCE).map_err(failed)?;
         let (answer, fd) = ask(&connection, &Request::Hello { version: VERSION })?;
@@ -74,9 +74,9 @@ impl Peek {
         self.choose()
     }
 
-    /// The share of the guest's memory that is active. To be asked every second: the shim gives
-    /// everything back when its client is silent for longer, as this one is while the disk is busy;
-    /// then a period is lost.
+    /// The share of the guest's memory that is active. Call it every second: the shim restores
+    /// all pages when its client is silent for longer, as this one is while the disk is busy. A
+    /// period is lost then.
     ///
     /// # Errors
     /// When the shim does not answer.
@@ -104,8 +104,8 @@ impl Peek {
         Ok(share(back, self.chosen.len()))
     }
 
-    /// A new sample. A page of an older one that nobody has touched since may be in it again, still
-    /// out of reach.
+    /// Revokes a new sample. A page of an older sample that was not touched since may be in the
+    /// new one, still revoked.
     fn choose(&mut self) -> Result<(), LabError> {
         let total: u64 = self.regions.iter().map(|region| u64::from(region.pages)).sum();
         self.chosen.clear();
@@ -145,7 +145,7 @@ fn ask(
     connection: &Connection,
     request: &Request,
 ) -> Result<(Answer, Option<std::os::fd::OwnedFd>), LabError> {
-    // One at a time: they may all have the same number.
+    // There is one request at a time, so all may have the same number.
     let id = request.numbered(1);
     connection.send(&request.encode(id).map_err(failed)?, None).map_err(failed)?;
     if !connection.wait(PATIENCE).map_err(failed)? {

@@ -1,8 +1,8 @@
-//! What guests get done, by their own reports and their own clocks.
+//! The work that guests get done, by their own reports and their own clocks.
 //!
-//! A guest writes a line each second: how many operations it has done, and when, on its own clock.
-//! The rate between two lines is exact, whenever the host gets to read them; when the host saw a
-//! line says (to 50 ms) which of the host's moments it belongs to.
+//! Each second, a guest writes a line with the number of operations that it has done, and the
+//! time on its own clock. The rate between two lines is therefore exact, regardless of when the
+//! host reads them. The arrival at the host (to 50 ms) relates a line to the host's time.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,19 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 
 const POLL: Duration = Duration::from_millis(10);
-/// A guest that is busy with other things than reporting still reports within this time.
+/// Timeout for the next line of a guest that is busy with other work.
 const LINE_LIMIT: Duration = Duration::from_secs(30);
 
 /// One line of a guest.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// When the host saw it.
+    /// The time at which the host saw it.
     pub arrived: Instant,
-    /// When the guest wrote it, in seconds since its workload began.
+    /// The time at which the guest wrote it, in seconds since its workload began.
     pub t_s: f64,
-    /// Operations since then.
+    /// Operations since its workload began.
     pub ops: f64,
-    /// All of it.
+    /// The whole line.
     pub value: Value,
 }
 
@@ -37,15 +37,15 @@ impl Line {
         Some(Self { arrived: sample.arrived, t_s, ops, value: sample.value })
     }
 
-    /// Operations per second between an earlier line and this one; not a number when nothing lies
-    /// between.
+    /// Operations per second between an earlier line and this one; NaN when no time lies between
+    /// them.
     #[must_use]
     pub fn rate_since(&self, earlier: &Self) -> f64 {
         let seconds = self.t_s - earlier.t_s;
         if seconds > 0.0 { (self.ops - earlier.ops) / seconds } else { f64::NAN }
     }
 
-    /// Whether it has done something, or is to do nothing yet.
+    /// Whether the guest has done an operation, or need not do any yet.
     fn has_begun(&self) -> bool {
         self.ops > 0.0 || self.value["waiting"] == true
     }
@@ -63,20 +63,20 @@ impl Line {
     }
 }
 
-/// Every line of every guest from now on, in order; the guests by their place in the lab.
+/// Every line of every guest from now on, in order; the guests in the lab's order.
 #[derive(Debug)]
 pub struct Lines {
     of: Vec<Vec<Line>>,
 }
 
 impl Lines {
-    /// Nothing read yet.
+    /// An empty record of the lab's guests.
     #[must_use]
     pub fn of(lab: &Lab) -> Self {
         Self { of: lab.machines().iter().map(|_| Vec::new()).collect() }
     }
 
-    /// Takes in what is new; to be called several times a second.
+    /// Reads new lines; must be called several times a second.
     ///
     /// # Errors
     /// When a guest is dead.
@@ -91,7 +91,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Takes in what comes until `until` holds.
+    /// Reads new lines until `until` holds.
     ///
     /// # Errors
     /// When a guest dies, the user interrupts, or `limit` has passed.
@@ -115,7 +115,7 @@ impl Lines {
         }
     }
 
-    /// Takes in what comes for so long.
+    /// Reads new lines for `length`.
     ///
     /// # Errors
     /// When a guest dies or the user interrupts.
@@ -134,28 +134,29 @@ impl Lines {
         self.of.get(index).map_or(&[], Vec::as_slice)
     }
 
-    /// How many lines each guest has written at least.
+    /// The least number of lines that a guest has written.
     #[must_use]
     pub fn fewest(&self) -> usize {
         self.of.iter().map(Vec::len).min().unwrap_or(0)
     }
 
-    /// Forgets the lines so far; the next ones count.
+    /// Drops the lines so far; later ones count.
     pub fn clear(&mut self) {
         for lines in &mut self.of {
-            // The last stays: it says which lines are no news.
+            // The last line stays, to recognise which lines are new.
             lines.drain(..lines.len().saturating_sub(1));
         }
     }
 }
 
-/// Each guest's rate over so many of its lines, after so many others that it writes from now on.
+/// Each guest's rate over `lines` of its lines, after the first `beginning` lines that it writes
+/// from now on.
 ///
 /// # Errors
 /// When a guest has died, or does not report.
 pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabError> {
     let mut seen = Lines::of(lab);
-    // The newest is from before.
+    // The newest line is from before.
     seen.look(lab)?;
     let limit = LINE_LIMIT + Duration::from_secs((beginning + lines) as u64);
     let enough = 1 + beginning + lines;
@@ -167,15 +168,15 @@ pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabE
     Ok((0..lab.machines().len()).map(rate).collect())
 }
 
-/// What a guest's init says when its workload has ended.
+/// The text that a guest's init prints when its workload has ended.
 const END_MARK: &str = "workload ended";
 
-/// Waits until every guest has done its first operation: its memory is filled. One that is to begin
-/// later has time.
+/// Waits until every guest has done its first operation, which shows that its memory is filled. A
+/// guest that begins later is not waited for.
 ///
 /// # Errors
-/// When that takes longer than `limit`, a guest dies, or its workload has ended (it did not like
-/// its command line, say).
+/// When that takes longer than `limit`, a guest dies, or its workload has ended (for example,
+/// because its command line is wrong).
 pub fn wait_until_working(lab: &Lab, limit: Duration) -> Result<(), LabError> {
     lab.wait_for("every guest to work", limit, |lab| {
         for machine in lab.machines() {

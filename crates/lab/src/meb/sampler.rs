@@ -1,4 +1,4 @@
-//! How ESX estimates a VM's active memory, for contrast.
+//! The estimate of a VM's active memory that ESX uses, for contrast.
 //!
 //! ```text
 //! each period of 30 s:  100 pages, chosen at random, are made to trap at their next touch
@@ -8,23 +8,23 @@
 //! active = memory × the largest of slow, fast and now
 //! ```
 //!
-//! The largest of the three, so that growth shows soon and memory is taken late. It cannot see
-//! beyond the allocation, and says nothing of what less memory would cost. Source: Waldspurger,
-//! "Memory Resource Management in VMware ESX Server", OSDI 2002, §5.3, which gives no gains; they
-//! are chosen here so that the slow average keeps some four periods and the fast one two thirds of
-//! the newest.
+//! It takes the largest of the three, so that growth shows soon and memory is taken late. It
+//! cannot see beyond the allocation, and does not predict the cost of less memory. Source:
+//! Waldspurger, "Memory Resource Management in VMware ESX Server", OSDI 2002, §5.3. The paper
+//! gives no gains. Here they are chosen so that the slow average covers some four periods, and
+//! the fast one is two thirds the newest period.
 
 use std::time::Duration;
 
-/// How long a sample lasts.
+/// Length of a sample's period.
 pub const PERIOD: Duration = Duration::from_secs(30);
-/// How many pages a sample has.
+/// Number of pages in a sample.
 pub const PAGES: usize = 100;
 
 const SLOW_GAIN: f64 = 0.25;
 const FAST_GAIN: f64 = 0.67;
 
-/// The estimator's memory.
+/// State of the estimator.
 #[derive(Debug, Clone, Default)]
 pub struct Sampler {
     averages: Option<Averages>,
@@ -37,7 +37,7 @@ struct Averages {
 }
 
 impl Sampler {
-    /// A period has ended, in which this share of its pages was touched.
+    /// Ends a period, in which `share` of the sample was touched.
     pub fn end_period(&mut self, share: f64) {
         let moved = |average: f64, gain: f64| average + gain * (share - average);
         self.averages = Some(match self.averages {
@@ -48,8 +48,8 @@ impl Sampler {
         });
     }
 
-    /// The share of memory that is active, while this share of the running period's pages was
-    /// touched so far.
+    /// The share of memory that is active; `so_far` is the share of the running period's sample
+    /// that was touched.
     #[must_use]
     pub fn active(&self, so_far: f64) -> f64 {
         let Some(Averages { slow, fast }) = self.averages else { return so_far };

@@ -1,17 +1,18 @@
-//! What tracking takes from a guest, by the clock instead of by the guest's speed.
+//! The cost of tracking for a guest, by the clock instead of by the guest's speed.
 //!
-//! **Problem.** One percent is to be told from none, and a guest's speed differs by 3 to 40 % from
-//! second to second: it works through stages of its own, and other machines use the same caches and
-//! memory bus. No hour is long enough to see one percent in it.
+//! **Problem.** A cost of one percent has to be distinguished from zero, while a guest's speed
+//! differs by 3 to 40 % from second to second: it works through stages of its own, and other
+//! machines use the same caches and memory bus. No hour is long enough to see one percent in it.
 //!
-//! **Idea.** Where guest, shim and tracker share one CPU, whatever tracking does is time in which
-//! the guest's code does not run, and it can be counted: the kernel counts the CPU time of the
-//! tracker and of the shim's threads, and traps are counted and timed, from the touch until the
-//! touching thread runs on, by the shim. The same threads' time without tracking is subtracted.
+//! **Idea.** Where guest, shim and tracker share one CPU, all of tracking's work is time in which
+//! the guest's code does not run. That time can be counted. The kernel counts the CPU time of the
+//! tracker and of the shim's threads. The shim counts and times traps, from the touch until the
+//! touching thread runs on. The same threads' time without tracking is subtracted.
 //!
-//! **Left out.** Caches that are colder after a trap, and huge pages that it has split. The guest's
-//! speed holds them; it is shown beside this, with the interval that its noise leaves. Where traps
-//! come by the ten thousand they outweigh all that is counted here, and the speed alone tells.
+//! **Left out.** Caches that are colder after a trap, and huge pages that it has split. The
+//! guest's speed includes them; it is shown next to this cost, with its confidence interval.
+//! Where traps come by the ten thousand, they outweigh all that is counted here, and only the
+//! speed is meaningful.
 
 use std::fs;
 use std::path::Path;
@@ -20,9 +21,9 @@ use std::time::{Duration, Instant};
 use super::watch::{Record, Seen, Watch, now_us};
 use crate::lab::{Lab, LabError, Machine};
 
-/// What the shim's threads are called.
+/// Prefix of the names of the shim's threads.
 const SHIM_THREADS: &str = "overbook-";
-/// The one whose work is part of what a trap takes.
+/// The thread whose work is already part of a trap's time.
 const FAULT_THREAD: &str = "overbook-fault";
 
 /// The clocks of each guest of a lab at one moment.
@@ -35,7 +36,8 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Now; `watches` in the lab's order, none where nothing is tracked.
+    /// Reads the clocks now. `watches` are in the lab's order; there are none where nothing is
+    /// tracked.
     ///
     /// # Errors
     /// When a guest has died.
@@ -49,13 +51,13 @@ impl Moment {
     }
 }
 
-/// CPU time of the shim's threads that are not at work for a trap.
+/// CPU time of the shim's threads, except the one that serves traps.
 fn shim_s(machine: &Machine) -> Result<f64, LabError> {
     let threads = Path::new("/proc").join(machine.process().pid.to_string()).join("task");
     let mut shim_s = 0.0;
     for thread in fs::read_dir(&threads)? {
         let thread = thread?.path();
-        // A thread may end meanwhile: it counts no more.
+        // A thread may end meanwhile; it is left out then.
         let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
         if name.starts_with(SHIM_THREADS) && name.trim_end() != FAULT_THREAD {
             shim_s += run_s(&fs::read_to_string(thread.join("schedstat")).unwrap_or_default());
@@ -64,12 +66,12 @@ fn shim_s(machine: &Machine) -> Result<f64, LabError> {
     Ok(shim_s)
 }
 
-/// Of `schedstat`: nanoseconds on a CPU come first.
+/// The first number of `schedstat`: nanoseconds on a CPU, here in seconds.
 fn run_s(schedstat: &str) -> f64 {
     schedstat.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
-/// What was spent over some windows, in seconds.
+/// Time that was spent over some windows, in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Account {
     wall: f64,
@@ -79,8 +81,8 @@ pub struct Account {
 }
 
 impl Account {
-    /// Adds what was spent between two moments on the guest at this place of the lab; `record`: of
-    /// its tracker, if it had one.
+    /// Adds the time that was spent between two moments on the guest at this place of the lab.
+    /// `record` is its tracker's, if it had one.
     pub fn add(&mut self, begin: &Moment, end: &Moment, place: usize, record: Option<&Record>) {
         let ((tracker_before, shim_before), (tracker, shim)) = (begin.of[place], end.of[place]);
         let wall = end.at.duration_since(begin.at).as_secs_f64();
@@ -92,7 +94,7 @@ impl Account {
     }
 }
 
-/// The share of the time for which the vCPU waited at traps: not for longer than that.
+/// The share of the time for which the vCPU waited at traps, at most 1.
 fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
     let is_inside = |seen: &&Seen| (from_us..=until_us).contains(&seen.at_us);
     let mut inside = record.seen.iter().filter(is_inside);
@@ -101,12 +103,12 @@ fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
     (held_us as f64 / last.at_us.saturating_sub(first.at_us).max(1) as f64).min(1.0)
 }
 
-/// What tracking took, each as a share of the CPU.
+/// Time that tracking took, each part as a share of the CPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Taken {
     /// By the tracker.
     pub tracker: f64,
-    /// By the shim, beside traps.
+    /// By the shim, without traps.
     pub shim: f64,
     /// By traps.
     pub traps: f64,
@@ -124,7 +126,7 @@ impl Taken {
         }
     }
 
-    /// How much longer the guest's code takes in what is left of the CPU: 0.01 is one percent.
+    /// The increase of the guest's run time on the rest of the CPU: 0.01 is one percent.
     #[must_use]
     pub fn overhead(&self) -> f64 {
         1.0 / (1.0 - (self.tracker + self.shim + self.traps)).max(1e-3) - 1.0

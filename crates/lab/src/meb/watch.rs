@@ -1,10 +1,10 @@
-//! One guest tracked by this process: what was seen every second, and what seeing it took.
+//! One guest tracked by this process: observations of every second, and their cost.
 //!
-//! **Idea.** A thread of its own does what the worker's loop does for a VM, with the worker's own
-//! code: a step every 100 ms. It can be put on a CPU of choice: on the guest's own, everything that
-//! tracking takes is taken from the guest and shows in its speed; elsewhere, only the traps do.
+//! **Idea.** A separate thread does the work of the worker's loop for a VM, with the worker's own
+//! code: a step every 100 ms. It can be put on a given CPU. On the guest's own CPU, the whole
+//! cost of tracking shows in the guest's speed; elsewhere, only the traps do.
 //!
-//! **Invariant.** Every moment is on the clock that traps and traces carry (`CLOCK_MONOTONIC`).
+//! **Invariant.** Every time stamp is on the clock of traps and traces (`CLOCK_MONOTONIC`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,34 +20,34 @@ use sys::process::Identity;
 
 use crate::lab::{Lab, LabError};
 
-/// How long a guest may take to be tracked.
+/// Timeout for the start of a guest's tracking.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// What was known at one moment.
+/// An observation at one moment.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// When, in microseconds of `CLOCK_MONOTONIC`.
+    /// Its time, in microseconds of `CLOCK_MONOTONIC`.
     pub at_us: u64,
-    /// What the daemon would be told.
+    /// The worker's report for the daemon.
     pub tracking: Tracking,
     /// The whole curve, over bytes.
     pub curve: MissRatioCurve,
-    /// How busy the event was that wakes intermittent tracking; `None`: the mode has none.
+    /// The rate of the event that wakes intermittent tracking; `None`: the mode has none.
     pub event: Option<f64>,
 }
 
-/// What a watch came back with.
+/// The result of a watch.
 #[derive(Debug, Clone)]
 pub struct Record {
-    /// What was seen, in order.
+    /// The observations, in order.
     pub seen: Vec<Seen>,
-    /// How long it lasted.
+    /// Length of the watch.
     pub lasted: Duration,
     /// CPU time of the tracker.
     pub cpu: Duration,
-    /// Traps that came too fast to be read.
+    /// Traps that were lost because they came too fast to be read.
     pub lost: u64,
-    /// For how much of the time granules were out of reach: 1, but for intermittent tracking.
+    /// The share of time for which granules were revoked; it is 1 without intermittent tracking.
     pub up_ratio: f64,
 }
 
@@ -65,7 +65,7 @@ impl Record {
     }
 }
 
-/// A guest being tracked. Dropping it ends that, too.
+/// A guest that is being tracked. Dropping it ends the tracking, too.
 #[derive(Debug)]
 pub struct Watch {
     stop: Arc<AtomicBool>,
@@ -75,14 +75,14 @@ pub struct Watch {
     thread: Option<JoinHandle<Record>>,
 }
 
-/// What a guest is to have in memory at most, and what its QEMU has beside.
+/// The most of a guest that may be in memory, and the memory that its QEMU has besides the guest.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     resident: Bytes,
     own: Bytes,
 }
 
-/// What the thread shows while it runs.
+/// State that the thread publishes while it runs.
 #[derive(Debug, Default)]
 struct Shown {
     latest: Option<Seen>,
@@ -92,7 +92,7 @@ struct Shown {
 }
 
 impl Watch {
-    /// Begins to track the guest of QEMU process `pid`; what is known is kept every `every`.
+    /// Begins to track the guest of QEMU process `pid`; an observation is kept every `every`.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -105,7 +105,7 @@ impl Watch {
         Self::begin(identity(pid)?, |process| Tracked::new(process, settings), cpus, every)
     }
 
-    /// The same from outside, of a guest that has so much RAM.
+    /// The same from outside, for a guest with `ram` of RAM.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -141,7 +141,7 @@ impl Watch {
         };
         let run = move || {
             if is_pinned {
-                // A CPU that is gone meanwhile: then any other will do.
+                // The CPU may be gone meanwhile; then any other will do.
                 let _ = sched_setaffinity(None, &set);
             }
             let record = driver.run();
@@ -152,24 +152,24 @@ impl Watch {
         Ok(Self { stop, swapped, held, shown, thread: Some(thread) })
     }
 
-    /// How much of the guest lies in its swap.
+    /// Sets the amount of the guest that lies in its swap.
     pub fn set_swapped(&self, swapped: Bytes) {
         self.swapped.store(swapped.0, Ordering::Relaxed);
     }
 
-    /// Has the guest keep so much in memory at most; the rest is paged out. `own` is what its QEMU
-    /// has beside.
+    /// Limits the guest to `resident` in memory; the rest is paged out. `own` is the memory that
+    /// its QEMU has besides the guest.
     pub fn hold(&self, resident: Bytes, own: Bytes) {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Held { resident, own });
     }
 
-    /// What is known now.
+    /// The latest observation.
     #[must_use]
     pub fn latest(&self) -> Option<Seen> {
         self.shown().latest.clone()
     }
 
-    /// Whether it tracks now.
+    /// Whether it tracks at present.
     #[must_use]
     pub fn is_tracking(&self) -> bool {
         self.shown().is_tracking
@@ -181,13 +181,13 @@ impl Watch {
         self.shown().cpu
     }
 
-    /// Why it does not track, if it does not.
+    /// The reason why it does not track, if it does not.
     #[must_use]
     pub fn why_not(&self) -> Option<String> {
         self.shown().why_not.clone()
     }
 
-    /// Ends tracking: everything has been given back.
+    /// Ends tracking; all revoked memory is restored.
     ///
     /// # Errors
     /// When the tracker failed, which is a fault of Overbook.
@@ -214,7 +214,7 @@ impl Drop for Watch {
 /// Waits until every guest of the lab is tracked; `watches` in the lab's order.
 ///
 /// # Errors
-/// When one is not, with the reason.
+/// When a guest is not tracked, with the reason.
 pub fn wait_until_tracked(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
     let what = "every guest to be tracked";
     let waited = lab.wait_for(what, START_LIMIT, |_| Ok(watches.iter().all(Watch::is_tracking)));
@@ -294,7 +294,7 @@ impl Driver {
     }
 }
 
-/// Now, in microseconds of `CLOCK_MONOTONIC`.
+/// The present time, in microseconds of `CLOCK_MONOTONIC`.
 #[must_use]
 pub fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

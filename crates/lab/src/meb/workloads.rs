@@ -1,5 +1,5 @@
-//! What the guests of the experiments run: ten workloads that stand for the paper's SPEC, DaCapo
-//! and CloudSuite programs, one for each way in which memory is used.
+//! The workloads of the experiments' guests: ten that stand for the paper's SPEC, DaCapo and
+//! CloudSuite programs, one for each pattern of memory use.
 //!
 //! | name | pattern | stands for |
 //! |-|-|-|
@@ -18,7 +18,7 @@ use model::Bytes;
 
 use crate::machine::MachineSpec;
 
-/// What each guest has.
+/// Memory of each guest.
 pub const MEMORY: Bytes = Bytes::mib(256);
 
 /// A workload and its command line in the guest.
@@ -26,12 +26,12 @@ pub const MEMORY: Bytes = Bytes::mib(256);
 pub struct Workload {
     /// Its name in figures.
     pub name: &'static str,
-    /// What the guest runs.
+    /// The command that the guest runs.
     pub command: &'static str,
 }
 
-/// All of them. Two neighbours run side by side, so a busy one stands beside a calm one where
-/// possible.
+/// All workloads. Two neighbours in the list run side by side, so a busy one is next to a calm
+/// one where possible.
 pub const ALL: [Workload; 10] = [
     Workload { name: "random", command: "random-array --mb 160" },
     Workload { name: "kv", command: "kv --mb 120" },
@@ -46,8 +46,8 @@ pub const ALL: [Workload; 10] = [
 ];
 
 impl Workload {
-    /// The guest that runs it, with the shim, on the CPU of its place among those that run side by
-    /// side.
+    /// The guest that runs it, with the shim, on the CPU for its place among the guests that run
+    /// side by side.
     #[must_use]
     pub fn guest(&self, place: usize, seed: u64) -> MachineSpec {
         let spec = MachineSpec::new(self.name, "meb", MEMORY, MEMORY, self.command);
@@ -55,13 +55,12 @@ impl Workload {
     }
 }
 
-/// The CPU for what stands at this place among those that run side by side; none in particular
-/// where there is only one.
+/// The CPU for this place among guests that run side by side; any CPU where there is only one.
 #[must_use]
 pub fn cpu_of(place: usize) -> Vec<usize> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if cpus > 1 { vec![place % cpus] } else { Vec::new() }
 }
 
-/// How many run side by side.
+/// Number of guests that run side by side.
 pub const SIDE_BY_SIDE: usize = 2;

@@ -1,42 +1,43 @@
-//! What a tormentor has done and seen: lines of JSON, so that those of a killed one are not lost.
+//! The deeds and observations of a tormentor: lines of JSON, so that those of a killed one are
+//! not lost.
 
 use std::collections::BTreeMap;
 
 use protocol::layout::{Counter, Shared};
 use serde::{Deserialize, Serialize};
 
-/// Figures since a tormentor began, or of all of them.
+/// Counts since a tormentor began, or of all tormentors.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deeds {
     /// Messages sent, good and bad.
     pub requests: u64,
-    /// Answers that said no.
+    /// Answers that refused a request.
     pub refusals: u64,
     /// Granules that the shim says it revoked.
     pub revoked: u64,
     /// Pages that the shim says it merged.
     pub merged: u64,
-    /// Pages that it was to unshare, and that were merged then.
+    /// Pages that it had unshared, and that were merged at that moment.
     pub unshared: u64,
-    /// Freed pages that it was to take, and took.
+    /// Freed pages that it had the shim take, and that the shim took.
     pub taken: u64,
-    /// Releases, after each of which nothing was staged.
+    /// Releases, after each of which no page was staged.
     pub releases: u64,
     /// Connections.
     pub connections: u64,
-    /// Connections left without a word.
+    /// Connections closed without a release.
     pub disconnects: u64,
-    /// Messages that were none, or none at that moment.
+    /// Messages that were invalid, or invalid at that moment.
     pub garbage: u64,
     /// Traps read from the ring.
     pub traps_read: u64,
     /// Traps overwritten before they were read.
     pub traps_lost: u64,
-    /// The answer that took longest, in microseconds.
+    /// The longest time for an answer, in microseconds.
     pub longest_answer_us: u64,
     /// The shim's counters for each generation of guest RAM.
     pub counters: BTreeMap<u32, Counters>,
-    /// What must not be.
+    /// Violations of what must hold.
     pub complaints: Vec<String>,
 }
 
@@ -53,7 +54,7 @@ pub struct Counters {
     pub pinned: u64,
     /// Staged pages that were discarded.
     pub discarded: u64,
-    /// How often everything was given back unasked.
+    /// Number of times that the shim restored everything without a request.
     pub given_back: u64,
     /// Freed pages that were handed over to the kernel.
     pub handed_over: u64,
@@ -90,13 +91,13 @@ impl Counters {
 }
 
 impl Deeds {
-    /// Notes what the shim counts.
+    /// Records the shim's counters.
     pub(crate) fn note(&mut self, shared: Shared<'_>) {
         let known = self.counters.entry(shared.generation()).or_default();
         *known = known.most(Counters::of(shared));
     }
 
-    /// Adds what another tormentor of the same shim did.
+    /// Adds the counts of another tormentor of the same shim.
     pub(crate) fn add(&mut self, other: Self) {
         self.requests += other.requests;
         self.refusals += other.refusals;

@@ -1,4 +1,4 @@
-//! A conversation with a shim, one question at a time, each answered within a limit or not at all.
+//! A connection to a shim with one request at a time; each is answered within a limit or fails.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use sys::process::Identity;
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
 
-/// An answer that takes longer does not come any more.
+/// Timeout for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a shim may hold a worker for alive that is gone.
+/// Timeout for a shim to notice that its worker has gone.
 const BUSY_LIMIT: Duration = Duration::from_secs(3);
 
-/// Why there was no answer to rely on.
+/// Why there was no valid answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     /// The connection.
@@ -29,64 +29,64 @@ pub(crate) enum LinkError {
     /// The shared memory.
     #[error(transparent)]
     Memory(#[from] SharedMemoryError),
-    /// What stands in the shared memory.
+    /// The content of the shared memory.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Hello was refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Nothing came.
+    /// No answer came in time.
     #[error("no answer within {} s to {request}", ANSWER_LIMIT.as_secs())]
     Silent {
-        /// What was asked.
+        /// The request.
         request: String,
     },
-    /// Something else came.
+    /// An answer of another kind came.
     #[error("{request} was answered with {answer}")]
     Unexpected {
-        /// What was asked.
+        /// The request.
         request: String,
-        /// What came.
+        /// The answer.
         answer: String,
     },
 }
 
 impl LinkError {
-    /// Whether the other side closed the connection, which it may do at any moment.
+    /// Whether the peer closed the connection, which it may do at any moment.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self, Self::Socket(SeqpacketError::Closed))
     }
 
-    /// An answer that does not fit its question.
+    /// The error for an answer that does not fit its request.
     pub(crate) fn unexpected(request: &str, answer: &Answer) -> Self {
         Self::Unexpected { request: request.to_owned(), answer: format!("{answer:?}") }
     }
 }
 
-/// What people are told of a request.
+/// A request as text for messages.
 pub(crate) fn told(request: &Request) -> String {
     let mut text = format!("{request:?}");
     text.truncate(80);
     text
 }
 
-/// A connection, and the shared memory once Hello was said.
+/// A connection, and the shared memory after Hello.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) connection: Connection,
     memory: Option<(Layout, SharedMemory)>,
-    /// Guest RAM, as Hello told.
+    /// Guest RAM, as told by Hello's answer.
     pub(crate) regions: Vec<Region>,
-    /// The answer that took longest.
+    /// The longest time for an answer.
     pub(crate) longest: Duration,
     last_id: u32,
 }
 
-/// What was sent and is to be answered.
+/// A request that was sent and not answered yet.
 #[derive(Debug)]
 pub(crate) struct Sent {
     id: u32,
-    /// What people are told of it.
+    /// The request as text for messages.
     told: String,
     at: Instant,
 }
@@ -101,7 +101,7 @@ impl Link {
         Ok(Self { connection, memory: None, regions, longest, last_id: HELLO })
     }
 
-    /// Connects and says Hello; again if the shim still believes in a worker that is gone.
+    /// Connects and sends Hello; retries while the shim still has a worker that is gone.
     pub(crate) fn greet(pid: u32) -> Result<Self, LinkError> {
         let begun = Instant::now();
         loop {
@@ -115,7 +115,7 @@ impl Link {
         }
     }
 
-    /// Says Hello, again after guest RAM has changed.
+    /// Sends Hello; again after guest RAM has changed.
     pub(crate) fn hello(&mut self) -> Result<(), LinkError> {
         let hello = self.send(&Request::Hello { version: VERSION }, None)?;
         let (answer, fd) = self.receive(&hello)?;
@@ -137,13 +137,13 @@ impl Link {
         Ok(())
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Answer, LinkError> {
         let sent = self.send(request, None)?;
         Ok(self.receive(&sent)?.0)
     }
 
-    /// Asks, with a descriptor if need be; the answer is to be received.
+    /// Sends a request, with a descriptor if there is one; the answer has to be received later.
     pub(crate) fn send(
         &mut self,
         request: &Request,
@@ -155,7 +155,7 @@ impl Link {
         Ok(Sent { id, told: told(request), at: Instant::now() })
     }
 
-    /// Sends what is no request; a shim refuses it, and names none.
+    /// Sends a packet that is no request; a shim refuses it, and names no request.
     pub(crate) fn send_raw(
         &mut self,
         packet: &[u8],
@@ -166,14 +166,14 @@ impl Link {
         Ok(Sent { id: HELLO, told, at: Instant::now() })
     }
 
-    /// The next answer, which is to be that to what was sent.
+    /// Receives the next answer, which must belong to `sent`.
     pub(crate) fn receive(&mut self, sent: &Sent) -> Result<(Answer, Option<OwnedFd>), LinkError> {
         let mut buffer = vec![0; MAX_PACKET];
         loop {
             if let Some(packet) = self.connection.receive(&mut buffer)? {
                 self.longest = self.longest.max(sent.at.elapsed());
                 let (id, answer) = Answer::decode(&buffer[..packet.length])?;
-                // Whoever is turned away at the door is so before anything was read.
+                // A shim that refuses a connection does so before it has read any request.
                 let is_door = id == HELLO && matches!(answer, Answer::Refused(_));
                 if id != sent.id && !is_door {
                     return Err(LinkError::unexpected(&sent.told, &answer));
@@ -188,13 +188,13 @@ impl Link {
         }
     }
 
-    /// The shared memory; `None` when the shim has given none.
+    /// The shared memory; `None` when the shim has not sent it.
     pub(crate) fn shared(&self) -> Option<Shared<'_>> {
         let (layout, memory) = self.memory.as_ref()?;
         Shared::open(*layout, memory.words(), memory.bytes()).ok()
     }
 
-    /// Pages of guest RAM that are marked as out of reach, and how many the gauge says.
+    /// Pages of guest RAM that are marked as staged, and the gauge's count of them.
     pub(crate) fn staged(&self) -> (u64, u64) {
         let Some(shared) = self.shared() else { return (0, 0) };
         let pages = self

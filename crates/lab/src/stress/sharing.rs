@@ -1,8 +1,9 @@
-//! What a tormentor has the shim share: pages as they were a moment ago, in a pool of its own.
+//! Pages that a tormentor has the shim share: their content of a moment ago, in a pool of its
+//! own.
 //!
-//! The memory is written all the time, so some are still the same when the shim looks, and some are
-//! not. A slot is used once: which pages share it is of no interest here. When a tormentor ends,
-//! its pool lives on in the mappings, as that of a worker that has died.
+//! The memory is written all the time, so some pages are unchanged when the shim checks them, and
+//! some are not. A slot is used once: the number of its sharers does not matter here. When a
+//! tormentor ends, its pool lives on in the mappings, like that of a dead worker.
 
 use std::os::fd::OwnedFd;
 
@@ -15,10 +16,10 @@ use crate::random::Random;
 
 /// Slots of a tormentor's pool: 8 MiB.
 pub(crate) const SLOTS: u32 = 2048;
-/// Most pages in a run.
+/// The most pages in a run.
 const LONGEST: u64 = 80;
 
-/// Where the pages come from, and the pool.
+/// The source of the pages, and the pool.
 pub(crate) struct Sharing {
     memory: RemoteMemory,
     pool: PoolFile,
@@ -27,20 +28,20 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// For the shim of this process; `None` when it is gone.
+    /// For the shim of this process; `None` when the process is gone.
     pub(crate) fn with(pid: u32) -> Option<Self> {
         let memory = RemoteMemory::of(pid).ok()?;
         let pool = PoolFile::create("torment", SLOTS).ok()?;
         Some(Self { memory, pool, next: 0 })
     }
 
-    /// The pool, as a shim gets it.
+    /// The pool's descriptor for a shim.
     pub(crate) fn pool(&self) -> Option<OwnedFd> {
         self.pool.reader().ok()
     }
 
-    /// Some pages and slots that hold, or held just now, the same; `None` when there are no slots
-    /// left.
+    /// Some pages and slots that have, or had just now, the same content; `None` when there are
+    /// no slots left.
     pub(crate) fn any_run(&mut self, random: &mut Random, regions: &[Region]) -> Option<Merge> {
         let (first, pages) = any_pages(random, regions, LONGEST)?;
         let pages = pages.min(SLOTS - self.next);
@@ -49,7 +50,7 @@ impl Sharing {
         let run = Merge { page: first, pages, content: Content::Slot(self.next) };
         for (page, slot) in (0..u64::from(pages)).zip(self.next..) {
             let mut bytes = [0; PAGE_LEN];
-            // What cannot be read has been unplugged.
+            // A page that cannot be read has been unplugged.
             self.memory.read(address + page * PAGE_BYTES, &mut bytes);
             self.pool.write(slot, &bytes).ok()?;
         }
@@ -58,7 +59,7 @@ impl Sharing {
     }
 }
 
-/// Some pages of a region, at most so many.
+/// Some pages of a region, at most `most`.
 pub(crate) fn any_pages(random: &mut Random, regions: &[Region], most: u64) -> Option<(u32, u32)> {
     let last = regions.len().checked_sub(1)?;
     let region = regions[usize::try_from(random.between(0, last as u64)).ok()?];

@@ -16,33 +16,33 @@ use crate::inside::{SHIM, built};
 use crate::lab::LabError;
 
 const PROGRAM: &str = "overbook-stand-in";
-/// It looks at all its memory once more before it ends.
+/// Timeout for its end; it checks all its memory once more before it ends.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// What it says about itself.
+/// Its report.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Report {
-    /// Whether this is its last word.
+    /// Whether this is its last report.
     #[serde(rename = "final")]
     pub is_final: bool,
     /// Wrong bytes.
     pub bad_bytes: u64,
-    /// How long the thread that waits longest has waited, in microseconds.
+    /// The longest present wait of a thread, in microseconds.
     pub stuck_us: u64,
-    /// For what.
+    /// The operation that the thread waits for.
     pub stuck_in: String,
-    /// Why KVM runs none of its vCPUs; `None` where it does.
+    /// The reason why KVM runs none of its vCPUs; `None` where it does.
     pub kvm_obstacle: Option<String>,
-    /// What was done, by kind.
+    /// Finished operations, by kind.
     pub operations: BTreeMap<String, Operation>,
 }
 
 /// One kind of operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub struct Operation {
-    /// How often.
+    /// Their number.
     pub done: u64,
-    /// The one that took longest, in microseconds.
+    /// The longest one, in microseconds.
     pub longest_us: u64,
 }
 
@@ -53,13 +53,13 @@ impl Report {
         self.operations.values().map(|operation| operation.done).sum()
     }
 
-    /// How many operations of one kind.
+    /// Number of operations of one kind.
     #[must_use]
     pub fn done(&self, kind: &str) -> u64 {
         self.operations.get(kind).map_or(0, |operation| operation.done)
     }
 
-    /// The kind of operation that took longest, and how long.
+    /// The kind of the longest operation, and its time.
     #[must_use]
     pub fn longest(&self) -> (&str, Duration) {
         let longest = self.operations.iter().max_by_key(|(_, operation)| operation.longest_us);
@@ -69,18 +69,18 @@ impl Report {
     }
 }
 
-/// It runs as long as this is kept.
+/// The running program; dropping this ends it.
 #[derive(Debug)]
 pub(crate) struct StandIn {
     child: Child,
-    /// It works until this is closed.
+    /// The program works until this is closed.
     input: Option<PipeWriter>,
     output: PathBuf,
     errors: PathBuf,
 }
 
 impl StandIn {
-    /// Starts it with so much RAM, its files in `dir`.
+    /// Starts it with `mib` MiB of RAM, and its files in `dir`.
     pub(crate) fn start(dir: &Path, seed: u64, mib: u64) -> Result<Self, LabError> {
         let (output, errors) = (dir.join("stand-in.out"), dir.join("stand-in.err"));
         let (reader, input) = std::io::pipe()?;
@@ -108,7 +108,7 @@ impl StandIn {
         self.last_line().ok_or_else(|| self.failure("has said nothing").into())
     }
 
-    /// Ends it; its last report.
+    /// Ends it; returns its last report.
     pub(crate) fn finish(mut self) -> Result<Report, LabError> {
         self.input = None;
         let Some(status) = self.child.wait_for(END_LIMIT)? else {
@@ -120,7 +120,7 @@ impl StandIn {
         }
     }
 
-    /// What it said about wrong bytes.
+    /// Its messages about wrong bytes.
     pub(crate) fn errors(&self) -> String {
         last_lines(&std::fs::read_to_string(&self.errors).unwrap_or_default(), 12)
     }
@@ -139,7 +139,7 @@ impl StandIn {
 impl Drop for StandIn {
     fn drop(&mut self) {
         self.input = None;
-        // It may be beyond ending by itself.
+        // It may be unable to end by itself.
         let _ = self.child.signal(sys::process::Signal::KILL);
         let _ = self.child.end(Duration::from_secs(5));
     }
