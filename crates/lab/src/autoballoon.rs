@@ -3,7 +3,7 @@
 //! ```text
 //! to take = used − 80 % of the host's memory        (below zero: to give)
 //! from each guest in proportion to what it has above its least (to each: below its RAM),
-//! at most 100 MiB of a guest in one step
+//! at most 100 MiB per guest in one step
 //! ```
 //!
 //! Proxmox takes a step every ten seconds; here each call of [`step`] takes one. The guest

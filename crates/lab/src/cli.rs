@@ -84,7 +84,7 @@ enum Command {
     /// Serve memory by NBD, for `page-server-vs`
     #[command(name = nbd_servers::SUBCOMMAND, hide = true)]
     ServeMemory(nbd_servers::ServeMemory),
-    /// Attack the walls between tenants until ended
+    /// Attack the isolation of tenants until ended
     #[command(name = attack::SUBCOMMAND, hide = true)]
     Attack {
         name: String,

@@ -38,7 +38,8 @@ pub enum CommandError {
 /// are not installed among them (tests) need it.
 pub const PROGRAMS_VARIABLE: &str = "OVERBOOK_BIN";
 
-/// The expected path of Overbook's own program `name`: next to this program.
+/// The expected path of Overbook's own program `name`: in the directory that
+/// [`PROGRAMS_VARIABLE`] names, else next to this program.
 ///
 /// # Errors
 /// When the system does not say where this program is.

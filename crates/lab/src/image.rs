@@ -53,7 +53,7 @@ pub enum ImageError {
     Incomplete {
         /// The cache entry.
         root: PathBuf,
-        /// What is missing.
+        /// The missing part.
         what: String,
     },
     /// A file operation failed.

@@ -7,10 +7,10 @@
 //! therefore the work done without Overbook, divided by the work done with it.
 //!
 //! ```text
-//! jobs      what a guest does, and how much memory it has
+//! jobs      the work of a guest, and its memory
 //! setting   without Overbook, or with it: controller, policy
-//! course    one mix under one setting: what each guest got done, and the daemon's ticks meanwhile
-//! trial     mixes under settings, round after round: normalised times, and how sure they are
+//! course    one mix under one setting: the work of each guest, and the daemon's ticks meanwhile
+//! trial     mixes under settings, round after round: normalised times, and their spread
 //! ```
 
 pub mod course;

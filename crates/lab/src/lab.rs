@@ -92,7 +92,7 @@ pub enum LabError {
     NotTracked {
         /// The machine.
         name: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// A shim did not obey a request.
@@ -101,19 +101,19 @@ pub enum LabError {
     /// There is no report of `verify` to rely on.
     #[error("{0} has not verified its memory: nothing is proven")]
     NothingVerified(String),
-    /// The trace of a guest's pages.
+    /// The trace of a guest's pages cannot be read.
     #[error(transparent)]
     Trace(#[from] crate::truth::TraceError),
-    /// The daemon's API.
+    /// An error of the daemon's API.
     #[error(transparent)]
     Client(#[from] overbook::client::ClientError),
-    /// The shim under stress.
+    /// An error of the shim's stress.
     #[error(transparent)]
     Stress(#[from] crate::stress::StressError),
-    /// No page with plots.
+    /// The page with plots could not be written.
     #[error(transparent)]
     Report(#[from] crate::report::ReportError),
-    /// A virtual host.
+    /// An error of a virtual host.
     #[error(transparent)]
     Host(#[from] crate::virtual_host::HostError),
     /// The keeper process reported a failure.
@@ -122,34 +122,34 @@ pub enum LabError {
     /// The description is wrong.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The state directory.
+    /// An error of the state directory.
     #[error(transparent)]
     State(#[from] StateError),
-    /// No QEMU.
+    /// No QEMU could be provided.
     #[error(transparent)]
     Qemu(#[from] QemuError),
-    /// No Debian for guests.
+    /// No Debian for guests could be provided.
     #[error(transparent)]
     Debian(#[from] crate::debian::DebianError),
-    /// No image.
+    /// No boot image could be provided.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The cache.
+    /// An error of the cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A helper program.
+    /// A helper program failed.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// Two hosts on one machine could not be made.
     #[error("network namespaces and a shaped link need root, `ip` and `tc` (iproute2): {0}")]
     Hosts(#[source] CommandError),
-    /// A conversation with QEMU.
+    /// A QMP command failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// A message between the lab's processes.
+    /// A message between the lab's processes is invalid.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// The system.
+    /// The system's error.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }

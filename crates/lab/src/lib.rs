@@ -9,23 +9,23 @@
 //! each, runs an experiment and prints figures next to their targets.
 //!
 //! ```text
-//! cache  packages  sources      what the distribution has, unpacked privately, made once
+//! cache  packages  sources      the distribution's packages, unpacked privately, made once
 //! debian                        a root file system with real programs
-//! census  alike                 what guests have their pages for, and which are the same
-//! qemu   image  cpio  accel     an emulator, a bootable guest, and what it runs on
-//! machine  qmp  metrics        inside one guest: its monitor, its reports, what QEMU loads
-//! meb                           what the experiments of MEB (working sets, curves) share
-//! kim                           what the experiments of Kim 2014 (group dedup) share
-//! smd                           what the experiments of SMD (code that is known before) share
-//! truth                         which pages a guest really touched: its exact working set
+//! census  alike                 the use of guests' pages, and pages that are the same
+//! qemu   image  cpio  accel     an emulator, a bootable guest, and its accelerator
+//! machine  qmp  metrics         one guest: its command line, its monitor, its reports
+//! meb                           common parts of the experiments of MEB (working sets, curves)
+//! kim                           common parts of the experiments of Kim 2014 (group dedup)
+//! smd                           common parts of the experiments of SMD (code known before)
+//! truth                         pages that a guest really touched: its exact working set
 //! state  lab  keeper  status    many guests: one directory, one parent, one end
 //! daemon                        Overbook itself, as a process that can be killed
-//! etcd                          the store of a pool of hosts, members of which can be killed
+//! etcd                          the store of a pool of hosts, whose members can be killed
 //! nbd_load  nbd_servers         page servers, ours and others, under the same load
-//! attack                        neighbours that try to break the walls between tenants
-//! virtual_host                  a kernel with KVM of its own, and the lab in it
-//! fleet  scenario  recording    which guests, which experiments, what happened second by second
-//! figures  report  chart        numbers beside their targets, tables and plots
+//! attack                        neighbours that try to break the isolation of tenants
+//! virtual_host                  an emulated machine with a kernel that has KVM, for the lab
+//! fleet  scenario  recording    guests, experiments, and their record second by second
+//! figures  report  chart        numbers with their targets, tables and plots
 //! ```
 //!
 //! **Invariants.** Everything that the lab starts ends with it: on Ctrl-C, on failure, on

@@ -95,7 +95,7 @@ pub struct Direct {
 /// The description of one guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
-    /// Its name, which its files and sockets and its host name bear, too.
+    /// Its name, and that of its files, its sockets and its host.
     pub name: String,
     /// The group (tenant) that it belongs to.
     pub group: String,
@@ -191,7 +191,7 @@ impl MachineSpec {
         self
     }
 
-    /// The same guest with a Debian, whose programs its workload runs among.
+    /// The same guest with a Debian, which has the programs of its workload.
     pub fn with_debian(mut self, debian: &Debian) -> Self {
         self.root_disk = Some(debian.image.clone());
         self

@@ -5,14 +5,14 @@
 //! process, so that each experiment can switch it on and off, choose its mode and see its cost.
 //!
 //! ```text
-//! workloads          what the guests run, and why those
-//! watch              one guest tracked: what was seen, and what it took of the tracker's CPU
-//! progress           what a guest gets done, by its own clock
-//! taken              what tracking takes from a guest, counted as time
-//! pairs              with against without, again and again: a ratio with its confidence interval
-//! modes              the paper's ways to track, one by one, as the worker's settings
-//! sampler  peek      the estimator of ESX, and the pages that it looks at
-//! page               plots, for people
+//! workloads          the guests' workloads, and the programs that they stand for
+//! watch              one guest tracked: observations, and the tracker's CPU time
+//! progress           the work of a guest, by its own clock
+//! taken              the cost of tracking for a guest, counted as time
+//! pairs              with against without, repeatedly: a ratio with its confidence interval
+//! modes              the paper's ways of tracking, as the worker's settings
+//! sampler  peek      the estimator of ESX, and the pages that it samples
+//! page               a page with plots
 //! balancing          guests with fixed memory, under each policy, and with enough memory
 //! ```
 

@@ -1,8 +1,8 @@
 //! A memory cgroup of the lab's own: a limit on the memory of several QEMU processes together.
 //!
-//! It works with cgroup v1 and v2, whichever has the memory controller. Dropping it removes it,
-//! and restores the setting that was switched on for it. All processes in it must have ended by
-//! then.
+//! It works with cgroup v1 and v2, depending on which has the memory controller. Dropping it
+//! removes it, and restores the setting that was switched on for it. All processes in it must
+//! have ended by then.
 
 use std::fs;
 use std::io;

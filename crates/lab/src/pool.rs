@@ -156,7 +156,7 @@ impl Pool {
         self.snapshot().ok().map(|snapshot| Records::of(&snapshot))
     }
 
-    /// Takes the controller's seat in the store, if it is free.
+    /// Acquires the controller's right to write to the store ([`Seat`]), if it is free.
     ///
     /// # Errors
     /// The store's error.

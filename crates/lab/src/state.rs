@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! overbook-lab.lock   locked (flock) as long as the lab is held; also marks the directory as ours
-//! lab.json            who holds it, and what runs
+//! lab.json            the holder, and its running guests and helpers
 //! qmp/  lab/          QMP sockets, for the daemon and for the lab
 //! disks/              swap and data, sparse
 //! trace/              pages that traced guests touched

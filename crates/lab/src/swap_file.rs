@@ -1,7 +1,7 @@
-//! A swap file of the host's, for experiments that need it to swap; and what has gone through it.
+//! A swap file of the host for experiments in which it swaps, and the counts of pages swapped.
 //!
-//! Dropping it brings everything back into memory and removes the file: processes with much in it
-//! should have ended.
+//! Dropping it swaps everything in and removes the file. Processes with much memory in it should
+//! have ended by then.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use sys::process::Spawn;
 use crate::command;
 use crate::lab::LabError;
 
-/// How long it may take to bring everything back.
+/// Timeout for `swapoff`.
 const OFF: Duration = Duration::from_secs(120);
 
 /// A swap file in use.
@@ -26,8 +26,8 @@ pub struct SwapFile {
 }
 
 impl SwapFile {
-    /// Makes one at `path` with the extension `swap`, and has the kernel use it. One that a run
-    /// left there that was killed is replaced.
+    /// Makes one at `path` with the extension `swap`, and has the kernel use it. A file that a
+    /// killed run left there is replaced.
     ///
     /// # Errors
     /// When this is not root, or the disk is full, or its file system cannot hold swap files.
@@ -53,14 +53,14 @@ impl Drop for SwapFile {
     }
 }
 
-/// Not by [`command::run`]: this must be done after Ctrl-C, too.
+/// Does not use [`command::run`]: this must be done after Ctrl-C, too.
 fn remove(path: &Path) {
     let off = Spawn::new("swapoff").arg(path).stderr(std::process::Stdio::null()).spawn();
     let _ = off.and_then(|mut child| child.wait_for(OFF));
     let _ = std::fs::remove_file(path);
 }
 
-/// What all of the host has swapped since it booted, in MiB.
+/// Memory that the host as a whole has swapped since it booted, in MiB.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Swapped {
     /// Read back.
@@ -83,14 +83,14 @@ impl Swapped {
         Ok(Self { in_mib: mib("pswpin "), out_mib: mib("pswpout ") })
     }
 
-    /// What came since then.
+    /// The growth since then.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { in_mib: self.in_mib - before.in_mib, out_mib: self.out_mib - before.out_mib }
     }
 }
 
-/// What a process has in swap, in MiB; 0 when it is gone.
+/// A process's memory in swap, in MiB; 0 when the process is gone.
 #[must_use]
 pub fn swapped_mib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! How a host of the lab takes VMs in: the command that `incoming` of `[pool]` names.
+//! The way in which a host of the lab accepts VMs: the command for `incoming` of `[pool]`.
 //!
-//! It is a script with the command line of a QEMU that runs now, its files moved into the other
-//! host's directory, but for its disks: these are on shared storage. QEMU outlives the script and
-//! the daemon, as on a real host; [`Takeover`] ends it.
+//! It is a script with the command line of a QEMU that runs now. The paths of its files are moved
+//! to the other host's directory, except its disks, which are on shared storage. QEMU outlives
+//! the script and the daemon, as on a real host; [`Takeover`] ends it.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt;
@@ -12,10 +12,10 @@ use std::{fs, io};
 
 use sys::process::Identity;
 
-/// How long a QEMU may take to end.
+/// Timeout for a QEMU to end.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The command, and what it has started.
+/// The command, and the QEMUs that it has started.
 #[derive(Debug)]
 pub struct Takeover {
     script: PathBuf,
@@ -23,12 +23,12 @@ pub struct Takeover {
 }
 
 impl Takeover {
-    /// A command for the QEMU `like`, whose files lie in `from`, on the host whose files lie in
-    /// `to`.
+    /// A command for a QEMU like `like`, whose files lie in `from`, on the host whose files lie
+    /// in `to`.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// The kernel's error.
     pub fn new(like: Identity, from: &Path, to: &Path) -> io::Result<Self> {
         for sub in ["qmp", "lab", "log", "disks", "trace"] {
             fs::create_dir_all(to.join(sub))?;
@@ -47,8 +47,7 @@ impl Takeover {
         };
         let command: Vec<String> = words(&read("cmdline")?).iter().map(moved).collect();
         let (log, pids_file) = (format!("{to}/log/incoming"), quoted(&pids.display().to_string()));
-        // A daemon that was killed calls it again. What has ended and waits for its parent has no
-        // program.
+        // A daemon that was restarted after a kill calls it again. A zombie has no `exe`.
         let _ = writeln!(
             text,
             "if [ -e {pids_file} ]; then while read -r pid; do\n\
@@ -71,7 +70,7 @@ impl Takeover {
         &self.script
     }
 
-    /// The QEMUs that it has started and that live.
+    /// The live QEMUs that it has started.
     #[must_use]
     pub fn started(&self) -> Vec<Identity> {
         let text = fs::read_to_string(&self.pids).unwrap_or_default();
@@ -98,7 +97,7 @@ fn words(bytes: &[u8]) -> Vec<String> {
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// For a shell.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }

@@ -1,11 +1,12 @@
-//! What processes and some of their threads have taken: CPU time, and waits for memory on disk.
+//! Resources that processes and some of their threads have used: CPU time, and waits for memory
+//! on disk.
 //!
-//! Threads come and go meanwhile; one that has ended has no file any more, and is passed over.
+//! Threads come and go meanwhile. A thread that has ended has no file any more, and is skipped.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What the shim's threads are called, to begin with.
+/// The prefix of the shim's thread names.
 const SHIMS: &str = "overbook-";
 
 /// CPU time of the shims' own threads in these processes, in seconds.
@@ -14,7 +15,8 @@ pub fn shims_cpu_s(pids: &[u32]) -> f64 {
     cpu_s(pids, SHIMS)
 }
 
-/// CPU time of those threads of these processes whose names begin so, in seconds; "": of all.
+/// CPU time of the threads of these processes whose names have this prefix, in seconds; "": of
+/// all.
 #[must_use]
 pub fn cpu_s(pids: &[u32], prefix: &str) -> f64 {
     let ns = pids.iter().flat_map(|pid| named(*pid, prefix)).filter_map(|thread| {
@@ -24,37 +26,39 @@ pub fn cpu_s(pids: &[u32], prefix: &str) -> f64 {
     ns.sum::<f64>() / 1e9
 }
 
-/// How often a process has waited for a page from disk.
+/// Number of times that a process has waited for a page from disk.
 ///
 /// # Errors
-/// It has ended.
+/// The process has ended.
 pub fn major_faults(pid: u32) -> io::Result<f64> {
     major_faults_of(&PathBuf::from(format!("/proc/{pid}")))
 }
 
-/// The same without the waits of the shim's own threads.
+/// Same as [`major_faults`], without the waits of the shim's own threads.
 ///
 /// # Errors
-/// It has ended.
+/// The process has ended.
 pub fn major_faults_of_guest(pid: u32) -> io::Result<f64> {
-    // These first: a fault between the two looks then counts as the guest's, and none twice.
+    // The threads are read first: a fault between the two readings then counts as the guest's,
+    // and none counts twice.
     let shims: f64 = named(pid, SHIMS).filter_map(|thread| major_faults_of(&thread).ok()).sum();
     Ok(major_faults(pid)? - shims)
 }
 
-/// Of a process or a thread, by its directory in `/proc`.
+/// Major faults of a process or a thread, by its directory in `/proc`.
 fn major_faults_of(directory: &Path) -> io::Result<f64> {
     let stat = std::fs::read_to_string(directory.join("stat"))?;
     parse_major_faults(&stat).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, stat))
 }
 
-/// The name may hold anything; after it, `state` is the third field, `majflt` the twelfth.
+/// The thread's name may hold any characters. After it, `state` is the third field, `majflt` the
+/// twelfth.
 fn parse_major_faults(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(") ")?;
     fields.split(' ').nth(9)?.parse().ok()
 }
 
-/// The directories of a process's threads whose names begin so.
+/// The directories of a process's threads whose names have this prefix.
 fn named(pid: u32, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.map(|task| task.path()).filter(move |thread| {
@@ -78,12 +82,12 @@ mod tests {
             wait.recv()
         });
         let thread = thread.unwrap();
-        // It gives itself its name.
+        // The thread sets its name itself.
         begun.recv().unwrap();
         let passing = std::thread::spawn(|| {
             (0..200).for_each(|_| std::thread::spawn(|| ()).join().unwrap());
         });
-        // The kernel may leave out a thread when one before it in the list ends.
+        // The kernel may omit a thread when one before it in the list ends.
         let mut found = 0;
         while !passing.is_finished() || found == 0 {
             found += named(me, "overbook-test").count();

@@ -1,18 +1,19 @@
-//! The ground truth: what a traced guest's working set and miss-ratio curve really were.
+//! The ground truth: the exact working set and miss-ratio curve of a traced guest.
 //!
-//! **Definitions**, the same as the tracker's. Time is cut into ticks of 100 ms. A *reference* is a
-//! granule (so many neighbouring pages) that was touched in a tick, once per tick. Its *stack
-//! distance* is the number of distinct granules referenced in the ticks after that of its own last
-//! reference up to this one, itself included: a memory of `m` granules under LRU hits just those
-//! with distance ≤ `m`. A first reference has no distance and misses everywhere. The order within a
-//! tick is left out: a granule is touched often in it, and the first touch says little. The
-//! *miss-ratio curve* at `m` is the share of references, aged by one time constant, that miss a
-//! memory of `m`. The *working set size* is the least `m` whose miss ratio is tolerable.
+//! **Definitions**, the same as the tracker's. Time is cut into ticks of 100 ms. A *reference* is
+//! a granule (a fixed number of neighbouring pages) that was touched in a tick, once per tick.
+//! Its *stack distance* is the number of distinct granules referenced in the ticks after that of
+//! its own last reference up to this one, itself included: a memory of `m` granules under LRU
+//! hits just those with distance ≤ `m`. A first reference has no distance and misses everywhere.
+//! The order within a tick is ignored: a granule is touched often in it, and the first touch says
+//! little. The *miss-ratio curve* at `m` is the share of references, aged by one time constant,
+//! that miss a memory of `m`. The *working set size* is the least `m` whose miss ratio is
+//! tolerable.
 //!
 //! **Idea.** The tracer's file ([`trace`]) is fed to the exact algorithms of `pages` ([`exact`]).
-//! It can be read while the guest runs and writes it: [`Truth::advance_to`] follows the file, so
-//! that an estimate and the truth of the same moment, on the same clock, can be compared as the
-//! guest goes on.
+//! It can be read while the guest runs and writes it: [`Truth::advance_to`] follows the file. An
+//! estimate and the truth of the same moment, on the same clock, can therefore be compared while
+//! the guest runs.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), lab::truth::TraceError> {
@@ -38,7 +39,7 @@ pub use trace::{Tick, TraceError, TraceReader};
 /// The truth at one moment.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// When, in microseconds of CLOCK_MONOTONIC.
+    /// Its time, in microseconds of CLOCK_MONOTONIC.
     pub at_us: u64,
     /// The working set size.
     pub working_set: Bytes,
@@ -48,12 +49,12 @@ pub struct Sample {
     pub references_per_s: f64,
 }
 
-/// A trace, and what follows from as much of it as was read.
+/// A trace, and the results of the part that was read.
 #[derive(Debug)]
 pub struct Truth {
     reader: TraceReader,
     exact: Exact,
-    /// A tick that was read and ends later than anybody wanted to know yet.
+    /// A tick that was read and ends later than any moment that was asked for.
     ahead: Option<Tick>,
 }
 
@@ -61,14 +62,14 @@ impl Truth {
     /// Opens a trace, which may still grow.
     ///
     /// # Errors
-    /// When it is no trace.
+    /// When the file is no trace.
     pub fn open(path: &Path, definition: Definition) -> Result<Self, TraceError> {
         let reader = TraceReader::open(path)?;
         let exact = Exact::new(definition, reader.pages(), reader.start_us());
         Ok(Self { reader, exact, ahead: None })
     }
 
-    /// Takes in every tick that ended by `until_us` and is in the file; false when the file has no
+    /// Reads every tick in the file that ended by `until_us`. Returns false when the file has no
     /// more ticks as yet and `until_us` was not reached.
     ///
     /// # Errors
@@ -90,7 +91,7 @@ impl Truth {
         }
     }
 
-    /// What follows from the ticks so far.
+    /// The results of the ticks so far.
     #[must_use]
     pub fn exact(&self) -> &Exact {
         &self.exact

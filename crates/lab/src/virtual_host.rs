@@ -1,19 +1,20 @@
 //! A virtual host: a stock Debian kernel with KVM, in which the lab and Overbook run as on metal.
 //!
-//! **Problem.** What Overbook does to guests depends on the kernel below them: on KVM's page
-//! tables, on how the kernel reclaims, on what its cgroups, DAMON and zram can do. A machine has
-//! one kernel at a time, and often no KVM that boots anything.
+//! **Problem.** Overbook's effect on guests depends on the kernel below them: on KVM's page
+//! tables, on reclaim, on the abilities of its cgroups, DAMON and zram. A machine runs one kernel
+//! at a time, and often has no KVM that boots anything.
 //!
 //! **Idea.** QEMU's emulator has AMD's virtualisation with nested page tables. A kernel booted in
 //! it has all of KVM, and everything else that a kernel has, at some thirtieth of the speed. The
-//! host is an initramfs with one script ([`root`]). Its output comes through a port of its own as
-//! it is written; the kernel's console is kept apart, for the case that the host dies.
+//! host is an initramfs with one script ([`root`]). The script's output comes through a port of
+//! its own as it is written. The kernel's console is kept separate, for the case that the host
+//! dies.
 //!
-//! **Invariants.** The host is private: no network, no file of the caller that it could write. It
-//! dies with the caller, and leaves nothing behind: its files have no names.
+//! **Invariants.** The host is private: it has no network, and no write access to the caller's
+//! files. It dies with the caller, and leaves nothing behind: its files have no names.
 //!
 //! **Leaves out.** Time: a processor there is slow, and its translation buffer is emptied at each
-//! exit from a guest, so no figure in seconds means anything for metal. Several guests at once:
+//! exit from a guest, so no figure in seconds is meaningful for metal. Several guests at once:
 //! the emulator then fails at times, and a guest resets or waits for minutes.
 
 mod kernel;
@@ -45,55 +46,55 @@ use root::Content;
 
 pub use kernel::NEWEST;
 
-/// Enough for the lab's guests and for itself.
+/// Enough memory for the lab's guests and for itself.
 pub const USUAL_MEMORY: Bytes = Bytes::mib(3072);
-/// Less does not hold the root file system.
+/// Less memory does not hold the root file system.
 pub const LEAST_MEMORY: Bytes = Bytes::mib(1024);
 /// More processors than QEMU's emulator runs well.
 pub const MOST_CPUS: u32 = 64;
-/// The disk for swap files; sparse.
+/// Size of the disk for swap files, which is sparse.
 const DISK: Bytes = Bytes::mib(8192);
-/// Lines of the console that are shown when it dies.
+/// Lines of the console that are shown when the host dies.
 const CONSOLE_LINES: usize = 60;
-/// How long QEMU may take to end when its output has.
+/// Timeout for QEMU to end after its output has ended.
 const END_GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
-/// Why a script came to no end in a virtual host.
+/// Why a script did not finish in a virtual host.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The name of a kernel.
+    /// The kernel's name is invalid.
     #[error("kernel {series:?}: must be a series such as 6.1 or 6.12, or {NEWEST:?}")]
     Series {
-        /// Asked for.
+        /// The series that was asked for.
         series: String,
     },
-    /// The mirror has others.
+    /// The mirror does not have this kernel.
     #[error("kernel {series}: this machine's mirror has none of that series; it has {known}")]
     NoSuchKernel {
-        /// Asked for.
+        /// The series that was asked for.
         series: String,
-        /// The series that there are.
+        /// The available series.
         known: String,
     },
-    /// Too little to boot with.
+    /// The memory is too small to boot.
     #[error("memory {0} of a virtual host: must be at least {LEAST_MEMORY}")]
     Memory(Bytes),
-    /// None, or too many.
+    /// The number of CPUs is 0 or too large.
     #[error("{0} CPUs of a virtual host: must be 1 to {MOST_CPUS}")]
     Cpus(u32),
-    /// A package lacks what is needed of it.
+    /// A package lacks a part that is needed.
     #[error("{name} has no {what}")]
     Incomplete {
-        /// The package, or where it was unpacked.
+        /// The package, or the directory into which it was unpacked.
         name: String,
         /// The part that is missing.
         what: String,
     },
-    /// One of Overbook's programs.
+    /// One of Overbook's programs is not built.
     #[error("{0}")]
     NotBuilt(String),
-    /// One of the system's programs.
+    /// One of the system's programs is missing.
     #[error("this machine has no {0}, which a virtual host needs")]
     NoProgram(String),
     /// A library of a program is not installed here.
@@ -101,13 +102,13 @@ pub enum HostError {
     NoLibrary {
         /// The program.
         program: PathBuf,
-        /// Its name.
+        /// The library's name.
         library: String,
     },
     /// Its kernel panicked, or its QEMU failed.
     #[error("the virtual host died ({status}); its last words:\n{console}")]
     Died {
-        /// How its QEMU ended.
+        /// The status with which its QEMU ended.
         status: String,
         /// The end of its console and of QEMU's own output.
         console: String,
@@ -116,7 +117,7 @@ pub enum HostError {
     #[error("the script has not ended after {} s; the virtual host's last words:\n{console}",
         limit.as_secs())]
     TimedOut {
-        /// How long it was given.
+        /// The timeout.
         limit: Duration,
         /// The end of its console.
         console: String,
@@ -129,16 +130,16 @@ pub enum HostError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A system call.
+    /// A system call failed.
     #[error("a virtual host: {0}")]
     System(#[from] std::io::Error),
     /// Its kernel could not be downloaded.
     #[error("getting the virtual host's kernel failed: {0}")]
     Package(#[from] PackageError),
-    /// A module of its kernel.
+    /// A module of its kernel could not be read.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A helper program.
+    /// A helper program failed.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// The cache failed.
@@ -149,7 +150,7 @@ pub enum HostError {
     Interrupted(#[from] Interrupted),
 }
 
-/// A host to be.
+/// The description of a host.
 #[derive(Debug, Clone)]
 pub struct VirtualHost {
     /// The series of its kernel, for example `6.12`, or [`NEWEST`].
@@ -158,25 +159,25 @@ pub struct VirtualHost {
     pub memory: Bytes,
     /// Its CPUs.
     pub cpus: u32,
-    /// Files that lie in the script's working directory; programs bring their libraries.
+    /// Files for the script's working directory; programs bring their libraries.
     pub files: Vec<PathBuf>,
-    /// Where its kernel's console is to be kept; `None`: nowhere.
+    /// The file for its kernel's console; `None`: the console is not kept.
     pub console: Option<PathBuf>,
 }
 
-/// How a script ended.
+/// The result of a script.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Its exit code.
     pub code: u8,
-    /// From the start of the host to the end of the script.
+    /// Time from the start of the host to the end of the script.
     pub time: Duration,
     /// The console of the host's kernel.
     pub console: String,
 }
 
 impl VirtualHost {
-    /// One with this kernel.
+    /// The default host with this kernel.
     #[must_use]
     pub fn new(kernel: &str) -> Self {
         Self {
@@ -188,10 +189,11 @@ impl VirtualHost {
         }
     }
 
-    /// Boots it, runs `script` in it by `sh`, and writes to `output` what that writes, as it comes.
+    /// Boots it, runs `script` in it by `sh`, and writes the script's output to `output` as it
+    /// comes.
     ///
     /// # Errors
-    /// When there is no such host, it dies, or the script takes longer than `limit`.
+    /// When the host cannot be made, it dies, or the script takes longer than `limit`.
     pub fn run(
         &self,
         script: &[u8],
@@ -230,7 +232,7 @@ impl VirtualHost {
     }
 }
 
-/// Its QEMU.
+/// A running host: its QEMU.
 struct Running {
     child: Child,
     started: Instant,
@@ -273,7 +275,7 @@ impl Running {
             .args(["-initrd", &initrd])
             .args(["-chardev", &format!("file,id=console,path={console_path}")])
             .args(["-serial", "chardev:console"])
-            // Not `stdio`: that port is closed as soon as standard input ends.
+            // Not `stdio`: QEMU closes that port when standard input ends.
             .args(["-chardev", "file,id=output,path=/proc/self/fd/1"])
             .args(["-device", "virtio-serial-pci"])
             .args(["-device", "virtserialport,nr=1,chardev=output"])
@@ -286,7 +288,7 @@ impl Running {
         Ok(Self { child, started: Instant::now(), output, console, log })
     }
 
-    /// Passes its output on until the script ends.
+    /// Forwards the script's output until the script ends.
     fn follow(
         &mut self,
         mut splitter: Splitter,
@@ -328,14 +330,14 @@ impl Running {
         Ok(format!("{console}\n{}", last_lines(&text_of(&mut self.log)?, CONSOLE_LINES)))
     }
 
-    /// It has nothing to lose.
+    /// Kills the host, which has nothing to lose.
     fn end(mut self) -> std::io::Result<()> {
         self.child.signal(Signal::KILL)?;
         self.child.end(END_GRACE).map(drop)
     }
 }
 
-/// Whether something can be read from `pipe`, or it has ended; waits a moment for that.
+/// Whether `pipe` is readable or has ended; waits up to [`POLL`] for that.
 fn is_readable(pipe: &PipeReader) -> std::io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN)];
     let moment = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL.subsec_nanos()) };
@@ -346,7 +348,7 @@ fn is_readable(pipe: &PipeReader) -> std::io::Result<bool> {
     }
 }
 
-/// QEMU writes to it meanwhile, through a descriptor of its own.
+/// The content of a file, to which QEMU may write through a descriptor of its own.
 fn text_of(file: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -354,7 +356,7 @@ fn text_of(file: &mut File) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).replace('\r', ""))
 }
 
-/// A file without a name, and no copy of it on a disk.
+/// A file in memory, without a name and without a copy on disk.
 fn in_memory(content: &[u8]) -> std::io::Result<File> {
     let mut file = File::from(memfd_create("overbook-initramfs", MemfdFlags::CLOEXEC)?);
     file.write_all(content)?;
@@ -367,7 +369,7 @@ fn make_console(host: &VirtualHost) -> Result<File, HostError> {
     file.map_err(|source| HostError::Io { path: path.clone(), source })
 }
 
-/// An empty file system in a sparse file without a name.
+/// An empty file system in a sparse file that loses its name.
 fn make_disk(cache: &Cache) -> Result<File, HostError> {
     let scratch = cache.scratch()?;
     let path = scratch.path().join("disk");

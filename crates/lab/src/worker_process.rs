@@ -1,4 +1,5 @@
-//! A group's worker as the daemon runs it: the real program, told by lines and killed at will.
+//! A group's worker as the daemon runs it: the real program, which reads orders as lines and can
+//! be killed.
 
 use std::io::{self, BufRead, BufReader, PipeWriter, Write};
 use std::path::{Path, PathBuf};
@@ -12,21 +13,21 @@ use sys::process::{Child, Identity, Signal, Spawn};
 use crate::inside;
 use crate::lab::{Lab, LabError, Machine};
 
-/// How long it may take to give everything back and end.
+/// Timeout for it to restore everything and end.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What it is to do with all guests.
+/// The order for all guests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted {
-    /// What tracking may take.
+    /// The budget of tracking.
     pub tracking: TrackingBudget,
-    /// How fast what is the same is looked for; `None`: it is unshared.
+    /// The rate of the search for identical pages; `None`: pages are unshared.
     pub scan_rate: Option<PagesPerMs>,
-    /// What becomes of what they free.
+    /// The handling of memory that they free.
     pub freed: FreedOrder,
-    /// What each is to have in memory at most.
+    /// The most memory that each may have resident.
     pub resident: Option<Bytes>,
-    /// What their QEMUs have beside; without it nothing is paged out.
+    /// The memory of their QEMUs besides the guests; without it nothing is paged out.
     pub own: Option<Bytes>,
 }
 
@@ -50,7 +51,7 @@ impl WorkerProcess {
         let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
         let latest = Arc::<Mutex<Option<Report>>>::default();
         let known = Arc::clone(&latest);
-        // Ends with the worker's end of the pipe.
+        // The thread ends when the worker closes its end of the pipe.
         std::thread::spawn(move || {
             for line in BufReader::new(reports).lines().map_while(Result::ok) {
                 if let Ok(report) = serde_json::from_str(&line) {
@@ -74,10 +75,10 @@ impl WorkerProcess {
         self.child.identity()
     }
 
-    /// Tells it what to do with all guests of the lab.
+    /// Sends it an order for all guests of the lab.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the worker is gone.
     pub fn order(&mut self, lab: &Lab, wanted: Wanted) -> Result<(), LabError> {
         let Wanted { tracking: budget, scan_rate, freed, resident, own } = wanted;
         let order = |machine: &Machine| Order {
@@ -102,18 +103,18 @@ impl WorkerProcess {
         Ok(self.orders.write_all(&line)?)
     }
 
-    /// Has it do nothing but hand over what all guests free, and take all but so much of it from
-    /// each; `None`: nothing.
+    /// Has it only hand over memory that guests free, and take all but `keep` of it from each.
+    /// `None`: it takes nothing.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the worker is gone.
     pub fn take(&mut self, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
         let freed = FreedOrder { is_lazy: true, keep };
         let tracking = TrackingBudget::Off;
         self.order(lab, Wanted { tracking, freed, ..Wanted::default() })
     }
 
-    /// What all guests together have freed, as it said last.
+    /// Memory that all guests together have freed, by its last report.
     #[must_use]
     pub fn freed(&self) -> FreePages {
         let report = self.report().unwrap_or_default();
@@ -130,7 +131,7 @@ impl WorkerProcess {
         all
     }
 
-    /// What it said last; `None`: nothing yet.
+    /// Its last report; `None`: there is none yet.
     #[must_use]
     pub fn report(&self) -> Option<Report> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -146,7 +147,7 @@ impl WorkerProcess {
         Ok(())
     }
 
-    /// Has it end in good order.
+    /// Has it end by itself.
     ///
     /// # Errors
     /// When the kernel refuses.

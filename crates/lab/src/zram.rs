@@ -1,8 +1,8 @@
-//! A swap device of the host's in compressed memory (zram), for experiments with memory that the
+//! A swap device of the host in compressed memory (zram), for experiments with memory that the
 //! host pages out.
 //!
-//! Dropping it brings everything back into memory and removes the device: processes with much in it
-//! should have ended.
+//! Dropping it swaps everything in and removes the device. Processes with much memory in it
+//! should have ended by then.
 
 use std::fs;
 use std::io;
@@ -16,11 +16,11 @@ use crate::command;
 use crate::lab::LabError;
 
 const CONTROL: &str = "/sys/class/zram-control";
-/// How long it may take to bring everything back.
+/// Timeout for `swapoff` and the removal.
 const OFF: Duration = Duration::from_secs(120);
-/// Between two attempts to remove it.
+/// Pause between two attempts to remove it.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Before all other swap.
+/// A higher priority than all other swap.
 const PRIORITY: &str = "1000";
 
 /// A device in use.
@@ -30,7 +30,7 @@ pub struct Zram {
 }
 
 impl Zram {
-    /// Makes one for so many bytes of pages, before they are compressed, and has the kernel use it.
+    /// Makes one for `size` of pages, before compression, and has the kernel use it.
     ///
     /// # Errors
     /// When this is not root, or the kernel has no zram.
@@ -41,7 +41,7 @@ impl Zram {
         })?;
         let device = Self { number: number.trim().parse().map_err(io::Error::other)? };
         let attribute = |name: &str| device.sys().join(name);
-        // The kernel's own choice where it does not know that one.
+        // A kernel without lz4 keeps its default.
         let _ = fs::write(attribute("comp_algorithm"), "lz4");
         fs::write(attribute("disksize"), size.0.to_string())?;
         command::run("mkswap", Spawn::new("mkswap").arg(device.path()))?;
@@ -49,7 +49,7 @@ impl Zram {
         Ok(device)
     }
 
-    /// How many bytes of pages are in it, and what memory they take.
+    /// Bytes of pages in it, and the memory that they take.
     ///
     /// # Errors
     /// When the kernel does not say.
@@ -69,7 +69,7 @@ impl Zram {
     }
 }
 
-/// Not by [`command::run`]: this must be done after Ctrl-C, too.
+/// Does not use [`command::run`]: this must be done after Ctrl-C, too.
 impl Drop for Zram {
     fn drop(&mut self) {
         let swapoff = || {
@@ -80,7 +80,7 @@ impl Drop for Zram {
         let until = Instant::now() + OFF;
         loop {
             let is_off = swapoff();
-            // A program that looks at new disks may still have it open.
+            // A program that probes new disks may still have it open.
             let Err(error) = remove() else { return };
             if !self.sys().exists() {
                 return;

@@ -1,5 +1,5 @@
-//! The kernel's own compressed memory before its swap (zswap), switched on for comparison, and put
-//! back as it was.
+//! The kernel's compressed cache in front of swap (zswap), switched on for comparison, and
+//! restored.
 
 use std::fs;
 use std::path::Path;
@@ -10,15 +10,15 @@ use crate::lab::LabError;
 
 const DIR: &str = "/sys/module/zswap/parameters";
 
-/// Zswap at work; dropping it puts its settings back. What is in it stays there until it is touched
-/// or its swap is removed.
+/// Zswap at work; dropping it restores its settings. Pages in it stay there until they are
+/// touched or their swap is removed.
 #[derive(Debug)]
 pub struct Zswap {
     before: Vec<(&'static str, String)>,
 }
 
 impl Zswap {
-    /// Starts it with a pool of so many hundredths of the machine's memory.
+    /// Starts it with a pool of `pool_percent` of the machine's memory.
     ///
     /// # Errors
     /// When the kernel has none, or this is not root.
@@ -33,7 +33,7 @@ impl Zswap {
         Ok(zswap)
     }
 
-    /// What memory its pool takes.
+    /// Memory that its pool takes.
     ///
     /// # Errors
     /// When the kernel does not say (before Linux 5.19).

@@ -1,4 +1,4 @@
-//! A lab ends what it started, on every way out. Real QEMU, real guests.
+//! A lab ends everything that it started, on every exit path. Real QEMU, real guests.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use common::{LabDir, signal, text};
 
-/// Keeper and six guests.
+/// The keeper and six guests.
 const FLEET_PROCESSES: usize = 7;
 
 #[test]
@@ -68,7 +68,7 @@ fn ctrl_c_while_a_scenario_runs_leaves_nothing() {
 fn interrupted_after(millis: u64) {
     let lab = LabDir::new();
     let run = lab.start(&["run", "boot"]);
-    // The scenario itself and at least one guest.
+    // The processes are the scenario itself and at least one guest.
     lab.wait_for_processes(|count| count >= 2);
     std::thread::sleep(std::time::Duration::from_millis(millis));
     signal(run.id(), "-INT");

@@ -1,5 +1,5 @@
-//! A traced guest on real QEMU: its exact working set is what it works on, and the trace survives
-//! what may happen to it.
+//! A traced guest on real QEMU: its exact working set is the array that it works on. The trace
+//! survives a killed QEMU, and the guest survives a trace that cannot be written.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -18,14 +18,14 @@ use sys::process::Signal;
 
 const MEMORY: Bytes = Bytes::mib(128);
 const ARRAY_MIB: u64 = 24;
-/// Kernel and program next to it, and granules that are touched for a page's sake.
+/// The kernel and the program, and granules of which only a page is touched.
 const OTHERS_MIB: u64 = 14;
 /// A busy machine boots a traced guest slowly.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
 #[test]
 fn the_working_set_of_a_known_array_is_exact_and_the_trace_outlives_a_killed_qemu() {
-    // Sockets have short paths only.
+    // Paths of sockets must be short.
     let parent = tempfile::Builder::new().prefix("ob-").tempdir_in("/var/tmp").unwrap();
     let dir = parent.path().join("lab");
     let with = Provisions::provide(Choice::Tcg).unwrap();
@@ -75,8 +75,8 @@ fn qemu_does_not_start_with_a_bad_option_of_the_tracer() {
     assert!(said.contains("ram=1000: must be whole pages"), "{said}");
 }
 
-/// Boots a guest with the tracer; what the guest's console and QEMU itself say until it is up or
-/// dead.
+/// Boots a guest with the tracer. Returns the output of the guest's console and of QEMU, until
+/// the guest is up or dead.
 fn boot_with_plugin(options: &str) -> (String, String) {
     let cache = Cache::open().unwrap();
     let (qemu, image) = (Qemu::provide(&cache).unwrap(), Image::provide(&cache).unwrap());

@@ -152,7 +152,7 @@ impl Course {
     }
 
     /// Reversals (memory is taken from a guest, then given to it, or the other way round) per
-    /// hour, at the pace of the course. Counts the guest with the most reversals.
+    /// hour, at the pace of the course. The guest with the most reversals counts.
     #[must_use]
     pub fn reversals_per_hour(&self) -> f64 {
         let reversals =

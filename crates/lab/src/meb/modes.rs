@@ -41,8 +41,8 @@ pub struct Schedule {
     pub without: usize,
 }
 
-/// For ways that cost the same from the first moment on, and so much (fifty times slower) that a
-/// few lines suffice.
+/// For ways that cost the same from the first moment on. Their cost is so high (fifty times
+/// slower) that a few lines suffice.
 pub const STEADY: Schedule = Schedule { pairs: 1, beginning: CHANGE, with: 2, without: 2 };
 /// For a hot set that begins with 64 granules. The working set is known after up to ten seconds.
 /// The hot set is then a twelfth of it, and grows by a fifth a second, in six more seconds, to an
@@ -50,7 +50,8 @@ pub const STEADY: Schedule = Schedule { pairs: 1, beginning: CHANGE, with: 2, wi
 pub const GROWING: Schedule = Schedule { pairs: 1, beginning: 16, with: 3, without: 4 };
 /// For a way that learns for some seconds, then switches every few seconds.
 pub const SWITCHED: Schedule = Schedule { pairs: 1, beginning: 10, with: 60, without: 8 };
-/// For a way that learns and begins to rest. The window holds one cycle of at most 123 lines.
+/// For a way that learns and begins to rest. The window holds one cycle of at most 123 lines, and
+/// a few lines more.
 pub const RESTING: Schedule = Schedule { pairs: 1, beginning: 70, with: 130, without: 8 };
 /// For a way that costs one percent. The first lines serve to learn the cost of a trap and to
 /// find idle memory. Revoking that is expensive, and done once.

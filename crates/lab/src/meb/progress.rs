@@ -45,7 +45,7 @@ impl Line {
         if seconds > 0.0 { (self.ops - earlier.ops) / seconds } else { f64::NAN }
     }
 
-    /// Whether the guest has done an operation, or need not do any yet.
+    /// Whether the guest has done an operation, or waits for the time to begin.
     fn has_begun(&self) -> bool {
         self.ops > 0.0 || self.value["waiting"] == true
     }
@@ -172,7 +172,7 @@ pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabE
 const END_MARK: &str = "workload ended";
 
 /// Waits until every guest has done its first operation, which shows that its memory is filled. A
-/// guest that begins later is not waited for.
+/// guest that is to begin later may still wait.
 ///
 /// # Errors
 /// When that takes longer than `limit`, a guest dies, or its workload has ended (for example,

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! each period of 30 s:  100 pages, chosen at random, are made to trap at their next touch
-//!                       share = how many were touched
-//!                       slow  = average of the shares, moving slowly; fast = moving quickly
-//!                       now   = the fast one, with the period that still runs
+//!                       share = the part of them that was touched
+//!                       slow  = slowly moving average of the shares; fast = quickly moving one
+//!                       now   = the fast one, including the running period
 //! active = memory × the largest of slow, fast and now
 //! ```
 //!
@@ -12,7 +12,7 @@
 //! cannot see beyond the allocation, and does not predict the cost of less memory. Source:
 //! Waldspurger, "Memory Resource Management in VMware ESX Server", OSDI 2002, §5.3. The paper
 //! gives no gains. Here they are chosen so that the slow average covers some four periods, and
-//! the fast one is two thirds the newest period.
+//! the newest period makes up two thirds of the fast one.
 
 use std::time::Duration;
 

@@ -25,7 +25,7 @@ pub struct Deeds {
     pub releases: u64,
     /// Connections.
     pub connections: u64,
-    /// Connections closed without a release.
+    /// Connections that have ended.
     pub disconnects: u64,
     /// Messages that were invalid, or invalid at that moment.
     pub garbage: u64,
@@ -37,7 +37,7 @@ pub struct Deeds {
     pub longest_answer_us: u64,
     /// The shim's counters for each generation of guest RAM.
     pub counters: BTreeMap<u32, Counters>,
-    /// Violations of what must hold.
+    /// Violations of the protocol or of an invariant.
     pub complaints: Vec<String>,
 }
 

@@ -20,16 +20,16 @@ const BUSY_LIMIT: Duration = Duration::from_secs(3);
 /// Why there was no valid answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
-    /// The connection.
+    /// An error of the connection.
     #[error(transparent)]
     Socket(#[from] SeqpacketError),
-    /// The packet.
+    /// An invalid packet.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The shared memory.
+    /// An error of the shared memory.
     #[error(transparent)]
     Memory(#[from] SharedMemoryError),
-    /// The content of the shared memory.
+    /// The content of the shared memory is invalid.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Hello was refused.

@@ -1,15 +1,16 @@
-//! The worker from hell: does to a shim whatever the protocol allows, in no order, and much that it
-//! forbids.
+//! A hostile worker: it sends a shim all that the protocol allows, in random order, and much that
+//! it forbids.
 //!
-//! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at
-//! any instant, in the middle of a message or of a release. Its life is drawn from a seed: it
-//! tracks with every mode and size of granule, revokes in bursts, pages out, merges and unshares,
-//! has freed memory handed over and takes it, floods the socket without reading, sends garbage,
-//! falls silent, hangs up, comes back. Each answer is held against what it may be.
+//! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed
+//! at any instant, in the middle of a message or of a release. A seed determines its actions. It
+//! tracks with every mode and size of granule, revokes in bursts, pages out, merges and unshares.
+//! It has freed memory handed over and takes it. It floods the socket without reading, sends
+//! garbage, falls silent, disconnects and reconnects. Each answer is checked against the answers
+//! that the protocol allows.
 //!
-//! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a
-//! question unanswered for ten seconds, except by closing the connection. Whether guest memory
-//! survived is for others to say: this side never sees it.
+//! **Invariants.** After a release, no page is staged. None of its actions may leave a request
+//! unanswered for ten seconds, except by closing the connection. The other side checks whether
+//! guest memory survived, which this side never sees.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -28,26 +29,26 @@ use super::link::{Link, LinkError, told};
 use super::sharing::{SLOTS, Sharing, any_pages};
 use crate::random::Random;
 
-/// How often its deeds are told.
+/// Interval between reports of its deeds.
 const TELL: Duration = Duration::from_millis(100);
-/// QEMU may need its memory for itself for as long.
+/// Retries of tracking, because QEMU may need its memory for itself meanwhile.
 const TRACK_TRIES: u32 = 100;
-/// Most runs of a take.
+/// The most runs of a take.
 const TAKEN: u32 = 8;
-/// Among how many granules those are looked for that are out of reach.
+/// The number of granules that are searched for staged ones.
 const LOOKED_AT: u32 = 512;
-/// Within how many pages a freed one is looked for.
+/// The number of pages that are searched for a freed one.
 const NEAR: u32 = 8192;
-/// Longer than a shim bears silence.
+/// Longer than the silence that a shim tolerates.
 const SILENCE_MS: (u64, u64) = (2_300, 2_900);
-/// By then it has given everything back, on whatever machine; if it tracks nothing there is nothing
-/// to give back.
+/// Timeout for a shim to restore everything after a silence, on any machine. A shim that tracks
+/// nothing has nothing to restore.
 const LONGEST_SILENCE: Duration = Duration::from_secs(8);
 
-/// Torments the shim of process `pid` for `life`, and tells its deeds on standard output.
+/// Torments the shim of process `pid` for `life`, and writes its deeds to standard output.
 ///
 /// # Errors
-/// When nobody reads them.
+/// When standard output has no reader.
 pub(crate) fn live(pid: u32, seed: u64, life: Duration) -> std::io::Result<()> {
     let mut tormentor = Tormentor {
         pid,
@@ -79,7 +80,7 @@ struct Tormentor {
     told: Instant,
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Clone, Copy, Debug)]
 enum Whim {
     Revoke,
@@ -103,7 +104,7 @@ enum Whim {
     Wait,
 }
 
-/// Each whim's share, of a thousand.
+/// Each action's share, of a thousand.
 const WHIMS: [(u64, Whim); 19] = [
     (160, Whim::Revoke),
     (160, Whim::Burst),
@@ -131,7 +132,7 @@ impl Tormentor {
         Instant::now() < self.end
     }
 
-    /// From Hello until one side hangs up.
+    /// One connection, from Hello until one side disconnects.
     fn hold_a_conversation(&mut self) -> Result<(), LinkError> {
         self.deeds.connections += 1;
         if self.random.between(1, 10) == 1 {
@@ -184,7 +185,7 @@ impl Tormentor {
             if self.random.between(1, 3) == 1 {
                 self.wait(5_000);
             }
-            // RAM that came or went has other numbers and another memory.
+            // RAM that was added or removed has other page numbers and another shared memory.
             if self.status(&mut link)? {
                 link.hello()?;
                 ring = link.shared().map(|shared| Consumer::new(shared.ring()));
@@ -217,7 +218,7 @@ impl Tormentor {
         Tracking { granule_pages, hot_set: None, sample, max_traps_per_s }
     }
 
-    /// Asks, and counts.
+    /// Sends a request, and counts it.
     fn ask(&mut self, link: &mut Link, request: &Request) -> Result<Answer, LinkError> {
         self.deeds.requests += 1;
         let answer = link.ask(request)?;
@@ -227,7 +228,7 @@ impl Tormentor {
         Ok(answer)
     }
 
-    /// Tracks, as soon as QEMU lets it.
+    /// Starts tracking, as soon as QEMU allows it.
     fn track(&mut self, link: &mut Link, tracking: Tracking) -> Result<(), LinkError> {
         let request = Request::Track(tracking);
         for _ in 0..TRACK_TRIES {
@@ -238,7 +239,7 @@ impl Tormentor {
                 }
                 Answer::Refused(Refusal::NotTracking { .. }) if self.has_time() => {
                     self.wait(20_000);
-                    // It may have been refused because RAM came or went.
+                    // The refusal may be due to RAM that was added or removed.
                     if self.status(link)? {
                         link.hello()?;
                     }
@@ -250,7 +251,7 @@ impl Tormentor {
         Ok(())
     }
 
-    /// Sends so many requests ahead, then reads the answers.
+    /// Sends `requests` requests ahead, then reads the answers.
     fn revoke(
         &mut self,
         link: &mut Link,
@@ -258,7 +259,7 @@ impl Tormentor {
         requests: u64,
     ) -> Result<(), LinkError> {
         let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
-        // A few of them do not exist.
+        // Some of the granules do not exist.
         let most = u64::from(last / tracking.granule_pages + 3);
         let longest = 1 << self.random.between(0, MAX_REVOKE.ilog2().into());
         let mut sent = Vec::new();
@@ -289,7 +290,7 @@ impl Tormentor {
         Ok(())
     }
 
-    /// Has paged out what is out of reach of some granules, of which few are.
+    /// Has the staged granules of a range paged out, which are few.
     fn page_out(&mut self, link: &mut Link, tracking: &Tracking) -> Result<(), LinkError> {
         let Some(shared) = link.shared() else { return Ok(()) };
         let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
@@ -322,7 +323,7 @@ impl Tormentor {
         let any = |_| self.sharing.as_mut()?.any_run(&mut self.random, &link.regions);
         let runs: Vec<_> = (0..runs).filter_map(any).collect();
         if runs.is_empty() {
-            // Next time in a new pool.
+            // The next merge uses a new pool.
             self.sharing = None;
             return Ok(());
         }
@@ -335,7 +336,7 @@ impl Tormentor {
         Ok(())
     }
 
-    /// Has pages unshared, whoever has had them merged.
+    /// Has pages unshared, which this or another worker may have had merged.
     fn unshare(&mut self, link: &mut Link) -> Result<(), LinkError> {
         for _ in 0..self.random.between(1, 8) {
             let any = any_pages(&mut self.random, &link.regions, MAX_UNSHARE.into());
@@ -343,7 +344,7 @@ impl Tormentor {
             let request = Request::Unshare { page, pages };
             match self.ask(link, &request)? {
                 Answer::Done { count } => self.deeds.unshared += u64::from(count),
-                // It was unplugged meanwhile, or QEMU watches it.
+                // The page was unplugged meanwhile, or QEMU watches it.
                 Answer::Refused(Refusal::Kernel { .. } | Refusal::NotMerging { .. }) => {}
                 other => return Err(LinkError::unexpected(&told(&request), &other)),
             }
@@ -351,7 +352,7 @@ impl Tormentor {
         Ok(())
     }
 
-    /// Has what the guest frees handed over, more often than not.
+    /// Sets how the shim hands over memory that the guest frees: lazily in three of four cases.
     fn hand_over(&mut self, link: &mut Link) -> Result<(), LinkError> {
         let request = Request::HandOver { lazily: self.random.between(1, 4) > 1 };
         match self.ask(link, &request)? {
@@ -360,13 +361,13 @@ impl Tormentor {
         }
     }
 
-    /// Takes what was handed over of some pages, or leaves it to the guest.
+    /// Takes handed-over memory of some pages, or leaves it to the guest.
     fn take(&mut self, link: &mut Link) -> Result<(), LinkError> {
         let Some(shared) = link.shared() else { return Ok(()) };
         let most = u64::from(MAX_TAKE_PAGES / TAKEN);
         let any = |_| {
             let (page, pages) = any_pages(&mut self.random, &link.regions, most)?;
-            // The guest soon has in use again what it has freed, so it is looked for.
+            // The guest soon uses freed pages again, so a freed one is searched for.
             let mut near = page..page.saturating_add(NEAR);
             let freed = near.find(|&page| shared.state(page) == PageState::Freed);
             Some(Pages { page: freed.unwrap_or(page), pages })
@@ -412,13 +413,13 @@ impl Tormentor {
         let (Some(shared), Some(ring)) = (link.shared(), ring) else { return };
         let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
         let granules = last.div_ceil(tracking.granule_pages);
-        // Of a granule size that is no more, traps may name granules that do not exist.
+        // After a change of the granule size, traps may name granules that do not exist.
         let drained = ring.drain(shared.ring(), granules, |_| {});
         self.deeds.traps_read += drained.read + drained.invalid;
         self.deeds.traps_lost += drained.lost;
     }
 
-    /// Speaks before it has introduced itself.
+    /// Sends a request before Hello.
     fn be_rude_first(&mut self) -> Result<(), LinkError> {
         let mut link = Link::connect(self.pid)?;
         let request = match self.random.between(0, 2) {
@@ -439,7 +440,7 @@ impl Tormentor {
             0 => MAX_PACKET + 1,
             _ => usize::try_from(self.random.between(1, 100)).unwrap_or(1),
         };
-        // No request has this number.
+        // No request begins with this byte.
         let mut packet = vec![0xff; length];
         packet[length / 2] = u8::try_from(self.random.between(0, 255)).unwrap_or(0);
         packet[0] = 0xff;
@@ -462,7 +463,7 @@ impl Tormentor {
         }
     }
 
-    /// A second worker at the same time is turned away.
+    /// Connects as a second worker, which the shim must refuse.
     fn intrude(&mut self) {
         self.deeds.garbage += 1;
         let hello = |mut link: Link| link.hello();
@@ -473,7 +474,7 @@ impl Tormentor {
         }
     }
 
-    /// Asks without ever reading an answer, then hangs up.
+    /// Sends requests without ever reading an answer, then disconnects.
     fn flood(&mut self, link: &Link) -> Result<(), LinkError> {
         let packet = Request::Status.encode(1)?;
         for _ in 0..2_000 {
@@ -487,13 +488,14 @@ impl Tormentor {
         Ok(())
     }
 
-    /// Says nothing for so long that everything must have been given back.
+    /// Sends nothing until the shim must have restored everything.
     fn fall_silent(&mut self, link: &mut Link) -> Result<(), LinkError> {
         let given_back = |link: &Link| link.shared().map(|shared| shared.get(Counter::GivenBack));
         let (before, begun) = (given_back(link), Instant::now());
         let (least, most) = SILENCE_MS;
         std::thread::sleep(Duration::from_millis(self.random.between(least, most)));
-        // Where many wait for a CPU the shim comes late, and to ask would be to speak.
+        // Where many threads compete for the CPUs, the shim is late. A request would end the
+        // silence.
         while given_back(link) == before && begun.elapsed() < LONGEST_SILENCE {
             self.wait(20_000);
         }
@@ -518,7 +520,7 @@ impl Tormentor {
             self.deeds.note(shared);
         }
         if self.told.elapsed() > TELL {
-            // Whoever does not read it will be missed at the end of the conversation.
+            // If standard output has no reader, the report at the end of the connection fails.
             let _ = self.tell();
         }
     }

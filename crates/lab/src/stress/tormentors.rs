@@ -1,4 +1,4 @@
-//! One tormentor after another, each ended at random, and a look at the shim after each.
+//! One tormentor after another, each ended at random, and a check of the shim after each.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -14,28 +14,28 @@ use crate::lab::LabError;
 use crate::random::Random;
 
 const LIFE_MS: (u64, u64) = (100, 5_000);
-/// Of a hundred tormentors so many are killed; the others come to an end of their own.
+/// Tormentors of a hundred that are killed; the others end by themselves.
 const KILLED: u64 = 60;
-/// A tormentor that has not ended by then waits for something that does not come.
+/// A tormentor that has not ended by then hangs.
 const OVERTIME: Duration = Duration::from_secs(20);
-/// When the worker is gone everything must be back by then.
+/// Timeout for the shim to restore everything after its worker has gone.
 const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
 
-/// What all tormentors of one shim came to.
+/// The result of all tormentors of one shim.
 #[derive(Debug, Default)]
 pub struct Toll {
-    /// What they did and saw.
+    /// Their deeds and observations.
     pub deeds: Deeds,
-    /// How many there were.
+    /// Their number.
     pub lives: u64,
-    /// How many of them were killed.
+    /// The number of those that were killed.
     pub kills: u64,
-    /// The longest that it took until everything was back after one was gone.
+    /// The longest time until everything was restored after a tormentor was gone.
     pub longest_give_back: Duration,
 }
 
-/// Has the shim of `process` tormented until then. `watch` is asked between two tormentors whether
-/// to go on.
+/// Has the shim of `process` tormented until `until`. `watch` is called between two tormentors;
+/// its error ends the torment.
 pub(crate) fn torment(
     process: Identity,
     seed: u64,
@@ -96,7 +96,7 @@ fn last_deeds(output: &mut File) -> Result<Option<Deeds>, LabError> {
     Ok(text.lines().rev().take(2).find_map(|line| serde_json::from_str(line).ok()))
 }
 
-/// The worker is gone: whatever it had out of reach must be back soon.
+/// The worker is gone: the shim must soon restore all that it had staged.
 fn inspect(toll: &mut Toll, pid: u32) -> Result<(), LabError> {
     let begun = Instant::now();
     let link = match Link::greet(pid) {

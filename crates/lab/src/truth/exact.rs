@@ -1,13 +1,13 @@
 //! Exact working set and miss-ratio curve from ticks of touched pages.
 //!
 //! **Idea.** At the resolution of ticks, granules that were last referenced in the same tick are
-//! alike. So it is enough to know how many granules were last referenced in each tick. A reference
-//! now to a granule whose last one was in tick `s` has as distance all granules last referenced in
-//! later ticks, and those of this tick that come from `s` or before. One walk over the ticks
-//! answers this for all references of a tick.
+//! equivalent. The number of granules that were last referenced in each tick is therefore
+//! sufficient. Take a reference now to a granule whose last one was in tick `s`. Its distance
+//! counts all granules last referenced in later ticks, and those of this tick that come from `s`
+//! or before. One walk over the ticks gives this for all references of a tick.
 //!
-//! **Cost.** Per tick, its pages and a walk over the ticks so far (an hour's trace: 36,000 ticks, a
-//! second in all); 4 bytes per granule and 12 per tick.
+//! **Cost.** Per tick, its pages and a walk over the ticks so far (an hour's trace: 36,000 ticks,
+//! a second in all); 4 bytes per granule and 12 per tick.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ use super::trace::Tick;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// The free choices in the definitions.
+/// The parameters of the definitions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Definition {
     /// Pages per granule; at least 1.
     pub granule_pages: u32,
-    /// How fast old references fade.
+    /// The time constant by which old references fade.
     pub time_constant: Millis,
     /// The miss ratio that a working set may have.
     pub tolerable: f64,
@@ -43,7 +43,7 @@ impl Default for Definition {
     }
 }
 
-/// A tick that was taken in.
+/// A tick that was added.
 #[derive(Debug, Clone, Copy)]
 struct Past {
     end_us: u64,
@@ -51,7 +51,7 @@ struct Past {
     last_here: u32,
 }
 
-/// What follows from all ticks so far.
+/// The results of all ticks so far.
 #[derive(Debug)]
 pub struct Exact {
     definition: Definition,
@@ -64,7 +64,7 @@ pub struct Exact {
 }
 
 impl Exact {
-    /// For a guest of `pages` pages, before its first tick.
+    /// The state for a guest of `pages` pages, before its first tick.
     #[must_use]
     pub fn new(definition: Definition, pages: u64, start_us: u64) -> Self {
         let granules = pages.div_ceil(u64::from(definition.granule_pages.max(1)));
@@ -79,13 +79,14 @@ impl Exact {
         }
     }
 
-    /// Takes in a tick; pages beyond the guest's are passed over.
+    /// Adds a tick; pages beyond the guest's are skipped.
     pub fn tick(&mut self, tick: &Tick) {
         let begin_us = self.now_us();
         let end_us = tick.end_us.max(begin_us + 1);
-        // How many granules of this tick were last referenced in which one before.
+        // The number of this tick's granules by the tick of their last reference.
         let came_from = self.move_to_now(&tick.pages);
-        // References happened all over the tick: dated at its end, they would have aged too little.
+        // References happened all over the tick; dated at its end, they would have aged too
+        // little.
         let middle = time(u64::midpoint(begin_us, end_us));
         let mut older: u32 = came_from.values().sum();
         let last_here = older;
@@ -109,8 +110,8 @@ impl Exact {
         self.ticks.push(Past { end_us, last_here });
     }
 
-    /// Marks the granules of these pages as referenced in the tick to come; counts them by where
-    /// they were.
+    /// Marks the granules of these pages as referenced in the new tick, and counts them by the
+    /// tick of their last reference.
     fn move_to_now(&mut self, pages: &[u32]) -> BTreeMap<u32, u32> {
         let now = u32::try_from(self.ticks.len() + 1).unwrap_or(u32::MAX);
         let mut came_from = BTreeMap::new();
@@ -137,8 +138,8 @@ impl Exact {
         self.histogram.curve().scaled(self.granule_bytes() as f64)
     }
 
-    /// The least memory with a tolerable miss ratio. While more references than that are first
-    /// ones, no memory is enough: then it is everything ever touched.
+    /// The least memory with a tolerable miss ratio. While the share of first references exceeds
+    /// that ratio, no memory is enough; the result is then everything ever touched.
     #[must_use]
     pub fn working_set_size(&self) -> Bytes {
         let least = self.histogram.curve().least_size(self.definition.tolerable);
@@ -166,7 +167,7 @@ impl Exact {
         self.histogram.references_per_second(time(self.now_us()))
     }
 
-    /// All of it, dated `at_us`.
+    /// All results, dated `at_us`.
     #[must_use]
     pub fn sample(&self, at_us: u64) -> Sample {
         Sample {

@@ -1,8 +1,8 @@
-//! Reads the tracer's file; its format stands in `crates/tracer/src/trace.rs`.
+//! Reads the tracer's file; `crates/tracer/src/trace.rs` describes its format.
 //!
 //! The file may end anywhere: QEMU was killed, the disk was full, or the guest still runs. Only
-//! whole records count; after the last one the reader answers "no more" and can be asked again
-//! later. What cannot be the tracer's work is an error that says where.
+//! whole records count. After the last one the reader answers "no more" and can be asked again
+//! later. Bytes that no tracer writes are an error that names their place.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,27 +12,27 @@ const MAGIC: &[u8; 8] = b"OBTRACE\n";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 32;
 const CHUNK_BYTES: usize = 1 << 20;
-/// A varint of 64 bits.
+/// The bytes of a varint of 64 bits.
 const LONGEST_VARINT: u64 = 10;
 
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The system said no.
+    /// The system's error.
     #[error("{path}: {source}")]
     Io {
         /// The trace.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         source: io::Error,
     },
-    /// Nothing was written yet, or something else.
+    /// The file is empty, or is no trace.
     #[error("{path} is no trace of a guest's pages: its first {HEADER_BYTES} bytes are no header")]
     NotATrace {
         /// The file.
         path: PathBuf,
     },
-    /// By another release.
+    /// The trace is of another release.
     #[error("{path} has version {version} of the trace format; this program reads {VERSION}")]
     Version {
         /// The trace.
@@ -45,9 +45,9 @@ pub enum TraceError {
     Damaged {
         /// The trace.
         path: PathBuf,
-        /// Where the record begins.
+        /// The start of the record.
         offset: u64,
-        /// What is wrong with it.
+        /// The fault.
         what: &'static str,
     },
 }
@@ -55,7 +55,7 @@ pub enum TraceError {
 /// One tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tick {
-    /// When it ended, in microseconds of CLOCK_MONOTONIC.
+    /// Its end, in microseconds of CLOCK_MONOTONIC.
     pub end_us: u64,
     /// The pages that were touched in it, in order of first touch.
     pub pages: Vec<u32>,
@@ -69,10 +69,10 @@ pub struct TraceReader {
     start_us: u64,
     pages: u64,
     end_us: u64,
-    /// Read and not yet used: `buffer[used..]`.
+    /// Bytes that were read and not yet used: `buffer[used..]`.
     buffer: Vec<u8>,
     used: usize,
-    /// Where `buffer[used]` stands in the file.
+    /// The position of `buffer[used]` in the file.
     offset: u64,
 }
 
@@ -111,19 +111,19 @@ impl TraceReader {
         })
     }
 
-    /// When the first tick began, in microseconds of CLOCK_MONOTONIC.
+    /// The start of the first tick, in microseconds of CLOCK_MONOTONIC.
     #[must_use]
     pub fn start_us(&self) -> u64 {
         self.start_us
     }
 
-    /// How many pages the guest has.
+    /// The number of the guest's pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// The next tick; `None`: the file has no more, as yet.
+    /// The next tick; `None`: the file has no more as yet.
     ///
     /// # Errors
     /// When the file cannot be read, or is damaged.
@@ -151,7 +151,7 @@ impl TraceReader {
         Ok(Some(Tick { end_us: self.end_us, pages }))
     }
 
-    /// Whether so many bytes are in the buffer, after reading more if there are.
+    /// Whether `bytes` bytes are in the buffer, after reading more if there are any.
     fn have(&mut self, bytes: usize) -> Result<bool, TraceError> {
         while self.buffer.len() - self.used < bytes {
             self.buffer.drain(..self.used);
@@ -171,7 +171,7 @@ impl TraceReader {
     }
 }
 
-/// How long the tick lasted, and its pages.
+/// The length of the tick, and its pages.
 fn parse(rest: &mut &[u8], all_pages: u64) -> Result<(u64, Vec<u32>), &'static str> {
     const SHORT: &str = "it ends within a number";
     let lasted_us = varint(rest).ok_or(SHORT)?;

@@ -1,11 +1,12 @@
 //! The kernel of a virtual host: Debian's own, with the modules that a host of guests needs.
 //!
-//! **Idea.** The machine's mirror has several kernels, spread over its releases. The newest one of
-//! a series is unpacked, its modules are decompressed and put in the order in which they can be
-//! loaded. No `depmod` is needed: each module names those that it needs. Only that is kept.
+//! **Idea.** The machine's mirror has several kernels, spread over its releases. The newest one
+//! of a series is unpacked. Its modules are decompressed and put in the order in which they can
+//! be loaded; no `depmod` is needed, because each module names its dependencies. Only the kernel
+//! and these modules are kept.
 //!
-//! **Invariants.** A kernel may have built in any of [`MODULES`]: one without a file is passed
-//! over. A virtual host has no use for a kernel without KVM, so `kvm-amd` must be there.
+//! **Invariants.** A kernel may have built in any of [`MODULES`]: a module without a file is
+//! skipped. A virtual host has no use for a kernel without KVM, so `kvm-amd` must be there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,12 +17,12 @@ use crate::cache::Cache;
 use crate::image;
 use crate::packages::Apt;
 
-/// Asks for the newest of all.
+/// The name that asks for the newest kernel of all.
 pub const NEWEST: &str = "newest";
 
-/// The releases whose kernels are looked at, beside the machine's own.
+/// The releases that are searched for kernels, in addition to the machine's own.
 const SUITES: [&str; 5] = ["bookworm", "bookworm-backports", "trixie", "trixie-backports", "sid"];
-/// Those that are loaded, with all that they need.
+/// The modules that are loaded, with all their dependencies.
 const MODULES: [&str; 15] = [
     "virtio_pci",
     "virtio_blk",
@@ -40,7 +41,7 @@ const MODULES: [&str; 15] = [
     NEEDED,
 ];
 const NEEDED: &str = "kvm_amd";
-/// The kernel itself, in the cache's entry.
+/// The kernel's name in the cache's entry.
 const KERNEL: &str = "vmlinuz";
 
 /// A kernel, unpacked.
@@ -54,10 +55,10 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// The newest kernel of this series, or [`NEWEST`]: from the cache, else from the mirror.
-    /// `busybox` is what decompresses its modules.
+    /// `busybox` decompresses its modules.
     ///
     /// # Errors
-    /// When the series is none, the mirror does not have it, or it lacks KVM.
+    /// When the series is invalid, the mirror does not have it, or it lacks KVM.
     pub(super) fn provide(cache: &Cache, series: &str, busybox: &Path) -> Result<Self, HostError> {
         check(series)?;
         let mut hasher = DefaultHasher::new();
@@ -93,7 +94,7 @@ fn unpack(cache: &Cache, series: &str, busybox: &Path, dir: &Path) -> Result<(),
         return Err(HostError::NoSuchKernel { series: series.to_owned(), known: known.join(", ") });
     };
     eprintln!("lab: unpacking {name} into {}", cache.root().display());
-    // Newer ones come in several packages.
+    // Newer kernels consist of several packages.
     let is_part = |part: &String| {
         ["linux-binary-", "linux-modules-"].iter().any(|prefix| part.starts_with(prefix))
     };
@@ -144,7 +145,7 @@ fn version(name: &str) -> Option<Vec<u32>> {
     (numbers.len() >= 2).then_some(numbers)
 }
 
-/// Adds `module` to `ordered`, behind all that it needs; one that has no file is built in.
+/// Adds `module` to `ordered`, after all its dependencies. A module without a file is built in.
 fn order(
     module: &str,
     found: &BTreeMap<String, &PathBuf>,
@@ -164,7 +165,7 @@ fn order(
     Ok(())
 }
 
-/// The modules that a module says it needs.
+/// The dependencies that a module names.
 fn needs(module: &[u8]) -> Vec<String> {
     const FIELD: &[u8] = b"\0depends=";
     let Some(at) = module.windows(FIELD.len()).position(|window| window == FIELD) else {
@@ -175,7 +176,7 @@ fn needs(module: &[u8]) -> Vec<String> {
     list.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// `kvm_amd` of `kvm-amd.ko.xz`: files are named with either sign, modules with one of them.
+/// `kvm_amd` of `kvm-amd.ko.xz`: file names have `-` or `_`, module names have `_`.
 fn module_name(path: &Path) -> Option<String> {
     let (stem, _) = file_name(path).split_once(".ko")?;
     Some(stem.replace('-', "_"))

@@ -1,34 +1,34 @@
-//! The output of a script, and behind it the mark and the exit code.
+//! The output of a script, followed by the mark and the exit code.
 //!
-//! **Idea.** Both come through one port, so the code comes when all the output has come. Bytes that
-//! could be the beginning of the mark are held back until more is known.
+//! **Idea.** Both come through one port, so the code arrives after all of the output. Bytes that
+//! could be the beginning of the mark are held back until more bytes decide.
 
-/// How many digits the exit code may have.
+/// The most digits of an exit code.
 const DIGITS: usize = 3;
 
-/// Takes the output apart as it comes.
+/// Splits the output as it comes.
 #[derive(Debug)]
 pub(super) struct Splitter {
     mark: Vec<u8>,
     held: Vec<u8>,
 }
 
-/// The output that has come, taken apart.
+/// New output, split.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// Output of the script.
     pub(super) output: Vec<u8>,
-    /// Its exit code, when all has come.
+    /// Its exit code, at the end of the output.
     pub(super) code: Option<u8>,
 }
 
 impl Splitter {
-    /// For an output that ends with this mark.
+    /// Splits an output that ends with this mark.
     pub(super) fn new(mark: &str) -> Self {
         Self { mark: mark.as_bytes().to_vec(), held: Vec::new() }
     }
 
-    /// More of it has come.
+    /// Adds new bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Part {
         self.held.extend_from_slice(bytes);
         let length = self.mark.len();

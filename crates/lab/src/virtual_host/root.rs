@@ -1,11 +1,11 @@
 //! The root file system of a virtual host: an initramfs in which the lab and Overbook run as they
-//! do here.
+//! do on this machine.
 //!
-//! **Idea.** Programs come with the libraries that the loader here gives them (`ldd`). The lab's
-//! cache lies in the home directory of root, and holds a QEMU, a guest's kernel and a busybox: all
-//! that the lab asks its cache for. Which accelerator guests run on is left to be found out there.
+//! **Idea.** Programs come with the libraries that this machine's loader gives them (`ldd`). The
+//! lab's cache lies in root's home directory. It holds a QEMU, a guest's kernel and a busybox:
+//! all that the lab asks its cache for. The accelerator of its guests is probed inside the host.
 //!
-//! **Leaves out.** apt, and what only it could fetch: a Debian for guests, etcd.
+//! **Leaves out.** apt, and everything that only apt could fetch: a Debian for guests, etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,9 +23,9 @@ use crate::lab::Provisions;
 use crate::packages::Unpacked;
 
 const INIT: &str = include_str!("init.sh");
-/// Where [`Cache::open`] looks there.
+/// The directory in which [`Cache::open`] looks inside the host.
 const CACHE: &str = "root/.cache/overbook";
-/// Overbook's own, without which a virtual host is of no use.
+/// Overbook's own programs, without which a virtual host is of no use.
 const PROGRAMS: [&str; 6] = [
     "overbook",
     "overbook-lab",
@@ -34,23 +34,23 @@ const PROGRAMS: [&str; 6] = [
     "overbook-shim-stand-in",
     SHIM,
 ];
-/// Those that are not always built.
+/// Programs and libraries that are not always built.
 const FURTHER: [&str; 2] = [TRACER, SHIM_WITH_HOT_SET];
-/// The system's, where busybox knows less: it makes no swap with a priority.
+/// Programs of the system where busybox lacks a feature: its `swapon` sets no priority.
 const SYSTEM_PROGRAMS: [&str; 1] = ["swapon"];
 const SYSTEM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
-/// All in one directory, where they find each other.
+/// One directory for all, where they find each other.
 const PROGRAMS_DIR: &str = "usr/local/bin";
-/// The directory that the loader looks through there without being told.
+/// A directory that the loader inside searches by default.
 const LIBRARIES_DIR: &str = "lib/x86_64-linux-gnu";
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
-/// Guests on x86 need none that is larger.
+/// Guests on x86 need no larger file.
 const FIRMWARE_LIMIT: u64 = 512 << 10;
 
 /// The parts of the initramfs.
 #[derive(Debug)]
 pub(super) struct Content<'a> {
-    /// The lab's cache, here.
+    /// The lab's cache on this machine.
     pub(super) cache: &'a Cache,
     /// QEMU and a guest's kernel.
     pub(super) provisions: &'a Provisions,
@@ -110,7 +110,7 @@ impl Content<'_> {
     }
 }
 
-/// Which file here is which file there.
+/// The files inside, with their paths on this machine.
 #[derive(Debug, Default)]
 struct Tree {
     files: BTreeMap<String, PathBuf>,
@@ -140,8 +140,8 @@ impl Tree {
         Ok(())
     }
 
-    /// The program, its libraries and its firmware, where [`crate::qemu::Qemu::provide`] finds
-    /// them: unpacked as they are here, or the system's.
+    /// Adds QEMU, its libraries and its firmware where [`crate::qemu::Qemu::provide`] finds them:
+    /// unpacked as on this machine, or as the system's.
     fn add_qemu(&mut self, provisions: &Provisions) -> Result<(), HostError> {
         let qemu = &provisions.qemu;
         let (root, prefix) = match qemu.unpacked() {
@@ -163,8 +163,8 @@ impl Tree {
         Ok(())
     }
 
-    /// A file in the directory `dir`, and the libraries that it needs; `unpacked`: under which some
-    /// of these lie.
+    /// Adds a file in the directory `dir`, and the libraries that it needs. `unpacked` is the
+    /// root below which some of these lie.
     fn add_program(
         &mut self,
         dir: &str,
@@ -188,7 +188,7 @@ impl Tree {
     }
 }
 
-/// The libraries that the loader gives this file; none when it is no dynamic program.
+/// The libraries that the loader gives this file; none when it is not dynamically linked.
 fn libraries(program: &Path, unpacked: Option<&Path>) -> Result<BTreeSet<PathBuf>, HostError> {
     let mut ldd = Spawn::new("ldd").env("LC_ALL", "C").arg(program);
     if let Some(root) = unpacked {
@@ -205,7 +205,7 @@ fn libraries(program: &Path, unpacked: Option<&Path>) -> Result<BTreeSet<PathBuf
         .map_err(|library| HostError::NoLibrary { program: program.to_owned(), library })
 }
 
-/// The paths in what `ldd` says, or the name of a library that is not here.
+/// The paths in the output of `ldd`, or the name of a library that is missing.
 fn parse_libraries(listed: &str) -> Result<BTreeSet<PathBuf>, String> {
     let mut paths = BTreeSet::new();
     for line in listed.lines().map(str::trim) {

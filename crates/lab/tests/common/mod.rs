@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A state directory that is gone, and whose lab has ended, when the test ends.
+/// A state directory that is removed, and whose lab is ended, at the end of the test.
 pub(crate) struct LabDir {
     _parent: tempfile::TempDir,
     dir: PathBuf,
@@ -12,7 +12,7 @@ pub(crate) struct LabDir {
 
 impl LabDir {
     pub(crate) fn new() -> Self {
-        // Sockets have short paths only.
+        // Paths of sockets must be short.
         let parent = tempfile::Builder::new().prefix("ob-").tempdir_in("/var/tmp").unwrap();
         let dir = parent.path().join("lab");
         Self { _parent: parent, dir }
@@ -56,7 +56,7 @@ impl LabDir {
         found
     }
 
-    /// What is left of a lab besides its logs and its lock: files, processes, mounts.
+    /// The remains of a lab other than its logs and its lock: files, processes, mounts.
     pub(crate) fn remains(&self) -> Vec<String> {
         let kept = ["log", "keeper.log", "overbook-lab.lock"];
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
@@ -69,7 +69,7 @@ impl LabDir {
         remains
     }
 
-    /// Waits until as many processes of this lab run as `enough` wants.
+    /// Waits until the number of this lab's processes satisfies `enough`.
     pub(crate) fn wait_for_processes(&self, enough: impl Fn(usize) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !enough(self.processes().len()) {

@@ -1,4 +1,4 @@
-//! What the tracer would write, cut and damaged.
+//! Traces as the tracer writes them, cut and damaged.
 
 use super::*;
 
