@@ -35,7 +35,7 @@ const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// Comments of these directories have at most so many. Lower a number when it can be lowered.
 const ALLOWED: [(&str, usize); 11] = [
-    ("crates/lab", 270),
+    ("crates/lab", 219),
     ("crates/model", 169),
     ("crates/overbook", 522),
     ("crates/pages", 108),
