@@ -1,7 +1,7 @@
 //! The command line: common options and the value parsers that the workloads share.
 //!
-//! Every value has a range; one outside it gets one error that names option, value and range, and
-//! exit status 2. Each workload's own options stand in its file.
+//! Every value has a range. A value outside it gets one error that names option, value and range,
+//! and exit status 2. Each workload's own options are in its file.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -38,32 +38,32 @@ pub(crate) struct Common {
     /// Target operations per second (memhog, verify: MB/s) [default: unpaced; idle: 10]
     #[arg(long, global = true, value_name = "OPS", value_parser = rate)]
     pub(crate) rate: Option<f64>,
-    /// Begin the work so many seconds late
+    /// Begin the work this many seconds late
     #[arg(long, global = true, value_name = "S", default_value = "0", value_parser = seconds)]
     after: f64,
-    /// First fill so much memory with what every guest has, and hold it
+    /// First fill this much memory with content that every guest has, and hold it
     #[arg(long, global = true, value_name = "N", value_parser = megabytes)]
     pub(crate) common_mb: Option<usize>,
-    /// Then read so much of the system's files once, as a nightly job does
+    /// Then read this much of the system's files once, as a nightly job does
     #[arg(long, global = true, value_name = "N", value_parser = megabytes)]
     pub(crate) read_mb: Option<usize>,
-    /// Tell every so many seconds on the data disk what each page frame is for [0 = never]
+    /// Write the use of each page frame to the data disk at this interval [0 = never]
     #[arg(long, global = true, value_name = "S", default_value = "0", value_parser = seconds)]
     census_s: f64,
 }
 
 impl Common {
-    /// How long to run; `None` = no limit.
+    /// The run time; `None` = no limit.
     pub(crate) fn time_limit(&self) -> Option<Duration> {
         (self.seconds > 0.0).then(|| Duration::from_secs_f64(self.seconds))
     }
 
-    /// How often to tell what page frames are for; `None` = never.
+    /// The interval between records of the page frames' uses; `None` = never.
     pub(crate) fn census(&self) -> Option<Duration> {
         (self.census_s > 0.0).then(|| Duration::from_secs_f64(self.census_s))
     }
 
-    /// When the work begins, counted from the start.
+    /// The moment at which the work begins, counted from the start.
     pub(crate) fn beginning(&self) -> Duration {
         Duration::from_secs_f64(self.after)
     }

@@ -1,13 +1,13 @@
-//! What each page frame of the guest is for: code, data or stack of the system's programs, files
-//! that no program maps, the kernel's, free. Nobody outside the guest knows.
+//! The use of each page frame of the guest: code, data or stack of the system's programs, files
+//! that no program maps, the kernel's, free. Only the guest itself knows it.
 //!
-//! Every so many seconds the data disk gets one letter for each frame ([`Kind`]), from the first
-//! frame on; `census` counts the rounds. A frame's kind follows from the mappings of all processes
-//! and from what the kernel says of the frame (`pagemap`, `/proc/kpageflags`: root only).
+//! At a fixed interval the data disk gets one letter for each frame ([`Kind`]), from the first
+//! frame on; `census` counts the rounds. A frame's kind follows from the mappings of all
+//! processes and from the kernel's flags of the frame (`pagemap`, `/proc/kpageflags`: root only).
 //!
-//! Programs are those below `/usr`: what this one and the guest's init have mapped counts with the
-//! kernel's. A thread's stack is data, for nothing but the first thread's is told from that. What
-//! changes during a round may be of its kind before or after.
+//! Programs are those below `/usr`. Pages that this program and the guest's init have mapped
+//! count with the kernel's. A thread's stack is data, because only the first thread's stack is
+//! marked as one. A frame that changes during a round may get its kind from before or after.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,21 +29,21 @@ const ENTRY_LEN: usize = 8;
 /// Entries that are read at a time.
 const PART: u64 = 1 << 14;
 
-/// Of an entry of `pagemap`: there is a frame; it is a file's, or shared; its number.
+/// Bits of an entry of `pagemap`: a frame is present; it is a file's, or shared; its number.
 const IS_PRESENT: u64 = 1 << 63;
 const IS_FILE: u64 = 1 << 61;
 const FRAME: u64 = (1 << 55) - 1;
-/// Of an entry of `kpageflags` (`KPF_LRU`, `KPF_BUDDY`, `KPF_ANON`, `KPF_NOPAGE`, `KPF_OFFLINE`:
-/// the balloon's).
+/// Bits of an entry of `kpageflags` (`KPF_LRU`, `KPF_BUDDY`, `KPF_ANON`, `KPF_NOPAGE`,
+/// `KPF_OFFLINE`: the balloon's).
 const IS_LISTED: u64 = 1 << 5;
 const IS_FREE: u64 = 1 << 10 | 1 << 20 | 1 << 23;
 const IS_ANONYMOUS: u64 = 1 << 12;
 
-/// What a frame is for.
+/// The use of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
-    /// Of an executable mapping.
+    /// In an executable mapping.
     Code = b'c',
     /// The first stack of a process.
     Stack = b's',
@@ -53,7 +53,7 @@ enum Kind {
     Constant = b'r',
     /// Of a file, and in no program's mapping.
     File = b'f',
-    /// Nobody's.
+    /// Not in use.
     Free = b'.',
     /// The kernel's, and the lab's own programs'.
     System = b'k',
@@ -95,19 +95,19 @@ fn count() -> io::Result<Vec<u8>> {
     }
     for entry in fs::read_dir("/proc")?.flatten() {
         let process = entry.path();
-        // Neither threads of the kernel nor what is no process have one.
+        // Kernel threads, and entries that are no process, have no `exe`.
         let Ok(program) = process.join("exe").read_link() else { continue };
         let is_ours = !program.starts_with(PROGRAMS);
         let mut found = |frame, kind| {
             set(&mut kinds, frame, if is_ours { Kind::System } else { kind });
         };
-        // It may end at any moment, and its frames are somebody else's then.
+        // The process may end at any moment, and its frames may then belong to another one.
         let _ = add_process(&process, &mut found);
     }
     Ok(kinds.into_iter().map(|kind| kind as u8).collect())
 }
 
-/// Code is code, whoever else reads it as data.
+/// Code stays code, even if another process maps it as data.
 fn set(kinds: &mut [Kind], frame: u64, kind: Kind) {
     let known = usize::try_from(frame).ok().and_then(|frame| kinds.get_mut(frame));
     if let Some(known) = known.filter(|known| **known != Kind::Code) {
@@ -123,7 +123,7 @@ fn of_flags(flags: u64) -> Kind {
     }
 }
 
-/// All frames that a process has in its mappings, each with its kind.
+/// Finds all frames in a process's mappings, each with its kind.
 fn add_process(process: &Path, found: &mut impl FnMut(u64, Kind)) -> io::Result<()> {
     let pagemap = File::open(process.join("pagemap"))?;
     for line in fs::read_to_string(process.join("maps"))?.lines() {
@@ -143,7 +143,7 @@ fn add_process(process: &Path, found: &mut impl FnMut(u64, Kind)) -> io::Result<
     Ok(())
 }
 
-/// So many entries from this one on; fewer at the end.
+/// Reads `count` entries from `first` on; fewer at the end.
 fn read_entries(file: &File, first: u64, count: u64) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0; usize::try_from(count).unwrap_or(0) * ENTRY_LEN];
     let read = file.read_at(&mut bytes, first * ENTRY_LEN as u64)?;
@@ -157,12 +157,12 @@ struct Mapping {
     end: u64,
     is_code: bool,
     is_stack: bool,
-    /// What one process writes, others see.
+    /// Writable, and visible to other processes.
     is_shared: bool,
 }
 
 impl Mapping {
-    /// `55d0-55d4 r-xp 00002000 fe:00 77    /usr/bin/cat`; not what the kernel has put there.
+    /// `55d0-55d4 r-xp 00002000 fe:00 77    /usr/bin/cat`; `None` for the kernel's own mappings.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let (start, end) = words.next()?.split_once('-')?;

@@ -1,5 +1,5 @@
-//! Content of which it is known who else has it: what a host that keeps identical pages once can
-//! save is then known in advance.
+//! Content that is known to be common to all guests or unique to one, so that the saving of a
+//! host that keeps identical pages once is known in advance.
 
 use crate::args::ranged;
 use crate::error::WorkError;
@@ -7,26 +7,26 @@ use crate::memory::{Memory, fill_random};
 use crate::rng::{Rng, mix};
 use crate::run::Shared;
 
-/// What the content that all have begins with.
+/// Seed of the common content.
 const COMMON_SEED: u64 = 0x0c09_1e50;
 
-/// What every guest has.
+/// Content of every guest.
 pub(crate) fn common() -> Rng {
     Rng::new(COMMON_SEED)
 }
 
-/// One of many parts of it that differ.
+/// One of many different parts of the common content.
 pub(crate) fn common_part(number: usize) -> Rng {
     Rng::new(COMMON_SEED ^ mix(number as u64))
 }
 
-/// What only the guest of this seed has; other workloads of the same seed have other words.
+/// Content of only the guest with this seed; other workloads of the same seed have other words.
 pub(crate) fn own(seed: u64) -> Rng {
     Rng::new(!seed ^ COMMON_SEED)
 }
 
-/// Memory full of what every guest has, as a tenant's VMs have a system and data in common;
-/// untouched from now on.
+/// Memory full of common content, as a tenant's VMs have a system and data in common; untouched
+/// from now on.
 pub(crate) fn held(mb: usize, shared: &Shared) -> Result<Memory, WorkError> {
     Memory::filled(mb, &mut common(), shared)
 }
@@ -36,7 +36,7 @@ pub(crate) fn parts(text: &str) -> Result<usize, String> {
     ranged(text, 1, 16)
 }
 
-/// Fills with random bytes that come so many times over: so many times it can be compressed.
+/// Fills with random bytes that repeat `parts` times, so that they compress by that factor.
 pub(crate) fn fill_in_parts(bytes: &mut [u8], parts: usize, rng: &mut Rng) {
     let part = bytes.len() / parts;
     fill_random(&mut bytes[..part], rng);

@@ -1,8 +1,8 @@
 //! A data disk: a file, or a whole block device without a file system.
 //!
-//! A lab guest's data disk is raw, so the workloads that need several files put them side by side
-//! as regions of one. Input and output go through the guest's page cache. **What a block device
-//! holds is overwritten.**
+//! A lab guest's data disk is raw, so workloads that need several files use regions of one disk.
+//! Input and output go through the guest's page cache. **The content of a block device is
+//! overwritten.**
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Take, Write};
@@ -73,7 +73,7 @@ impl Disk {
         Ok(metadata.file_type().is_block_device())
     }
 
-    /// Seeking to the end tells the size of files and block devices alike.
+    /// Seeking to the end gives the size of files and block devices alike.
     fn check_size(&self, mb: usize, need_bytes: u64) -> Result<(), WorkError> {
         let have_bytes = (&self.file).seek(SeekFrom::End(0)).map_err(self.failed("examine"))?;
         if have_bytes >= need_bytes {
@@ -100,7 +100,7 @@ pub(crate) fn mb_bytes(mb: usize) -> u64 {
     (mb * MB) as u64
 }
 
-/// Sequential access from some place on; several may be in use at once.
+/// Sequential access from a given place on; several cursors may be in use at once.
 #[derive(Debug)]
 pub(crate) struct Cursor<'a> {
     file: &'a File,

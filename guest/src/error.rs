@@ -1,4 +1,4 @@
-//! Why the work could not go on. Bad options never get here: the command line refuses them first.
+//! Errors that end the work. Bad options never get here: the command line refuses them first.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(crate) enum WorkError {
 }
 
 impl WorkError {
-    /// For `map_err`: what was being done to which file.
+    /// For `map_err`: the action that failed, and the file.
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { action, path: path.to_owned(), source }
     }

@@ -1,5 +1,5 @@
-//! The system's files, read once: what a nightly job leaves in a guest's page cache, where it lies
-//! until something else needs the memory.
+//! Reads the system's files once, like a nightly job. They stay in the guest's page cache until
+//! something else needs the memory.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -9,11 +9,11 @@ use crate::error::WorkError;
 use crate::memory::MB;
 use crate::run::Shared;
 
-/// Where a distribution has most of them.
+/// The directory in which a distribution has most of its files.
 pub(crate) const SYSTEM: &str = "/usr";
 const AT_ONCE: usize = 256 * 1024;
 
-/// Reads the files below `root` in the order of their names, up to so much.
+/// Reads the files below `root` in the order of their names, up to `mb` MB.
 pub(crate) fn read(root: &Path, mb: usize, shared: &Shared) -> Result<(), WorkError> {
     let mut left = mb * MB;
     let (mut found, mut buffer) = (vec![root.to_owned()], vec![0; AT_ONCE]);
@@ -24,8 +24,8 @@ pub(crate) fn read(root: &Path, mb: usize, shared: &Shared) -> Result<(), WorkEr
     Ok(())
 }
 
-/// How much was read of a file, `limit` at most; what a directory has goes to `found`, the last one
-/// first.
+/// Returns the bytes read of a file, `limit` at most; a directory's entries go to `found`, the
+/// last one first.
 fn look(
     path: &Path,
     found: &mut Vec<PathBuf>,

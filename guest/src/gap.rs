@@ -1,16 +1,16 @@
 //! The longest time for which the work stood still.
 //!
-//! The worker says every so often (some tens of microseconds of work apart) that it is alive; the
-//! longest time between two such beats since the last report is what the guest felt of a stall,
-//! whatever its cause: a page fault, a slow disk, a host that ran something else. A wait that the
-//! worker wants (its pace) does not count. Cost: one look at the clock per beat.
+//! The worker sends heartbeats, some tens of microseconds of work apart. The longest time between
+//! two beats since the last report is the stall that the guest felt, from any cause: a page
+//! fault, a slow disk, a host that ran something else. An intended wait of the worker (its pace)
+//! does not count. A beat costs one reading of the clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const NEVER: u64 = u64::MAX;
 
-/// Where the worker beats and the reporter looks.
+/// Written by the worker, read by the reporter.
 #[derive(Debug)]
 pub(crate) struct Gap {
     last_us: AtomicU64,
@@ -22,7 +22,7 @@ impl Gap {
         Self { last_us: AtomicU64::new(NEVER), longest_us: AtomicU64::new(0) }
     }
 
-    /// The worker is alive.
+    /// The worker makes progress.
     pub(crate) fn beat(&self, now: Duration) {
         let last_us = self.last_us.load(Ordering::Relaxed);
         let now_us = micros(now);
@@ -32,13 +32,13 @@ impl Gap {
         self.last_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// The worker waits because it wants to: the next beat begins anew.
+    /// The worker waits on purpose: the next beat starts a new measurement.
     pub(crate) fn pause(&self) {
         self.last_us.store(NEVER, Ordering::Relaxed);
     }
 
-    /// The longest time since the last call, in milliseconds; `None` while the worker has not
-    /// beaten. One that still lasts counts as far as it has come, and again when it ends.
+    /// The longest gap since the last call, in milliseconds; `None` while the worker has not
+    /// beaten. A gap that still lasts counts with its length up to now, and again when it ends.
     pub(crate) fn take_ms(&self, now: Duration) -> Option<f64> {
         let (last_us, longest_us) =
             (self.last_us.load(Ordering::Relaxed), self.longest_us.swap(0, Ordering::Relaxed));

@@ -1,9 +1,9 @@
 //! Latency percentiles in fixed memory: a log-linear histogram.
 //!
-//! Each power of two is cut into 32 equal buckets, so a percentile is at most 1/32 (3.1 %) too high
-//! and never too low; values below 32 are exact. 1,024 counters (8 kB) reach from 1 µs to 19 hours;
-//! what is longer counts as that. One thread records, another takes snapshots: counters are relaxed
-//! atomics, a snapshot may miss the newest values.
+//! Each power of two is cut into 32 equal buckets, so a percentile is at most 1/32 (3.1 %) too
+//! high and never too low; values below 32 are exact. 1,024 counters (8 kB) cover 1 µs to 19
+//! hours; longer latencies count as the longest. One thread records, another takes snapshots.
+//! Counters are relaxed atomics, so a snapshot may miss the newest values.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// What was recorded after `earlier`.
+    /// The latencies recorded after `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let pairs = self.counts.iter().zip(&earlier.counts);
         let counts = pairs.map(|(now, then)| now - then).collect();
@@ -59,8 +59,8 @@ impl Snapshot {
         self.sum.checked_div(self.counts.iter().sum())
     }
 
-    /// The value in µs that `share`, in ten-thousandths, of the recorded ones do not exceed; `None`
-    /// if nothing was recorded.
+    /// The value in µs that `share` of the recorded ones, in ten-thousandths, do not exceed;
+    /// `None` if nothing was recorded.
     pub(crate) fn percentile_us(&self, share: u64) -> Option<u64> {
         let total: u64 = self.counts.iter().sum();
         let rank = (total * share).div_ceil(10_000).max(1);

@@ -1,10 +1,9 @@
-//! Whether a distribution's programs and libraries are still what was packaged, as `debsums` finds
-//! out: the packages brought their files' MD5 sums with them.
+//! Checks a distribution's programs and libraries against the MD5 sums of their packages, as
+//! `debsums` does.
 //!
-//! What is read is the guest's page cache, out of which the programs run: a page of it that has
-//! become another one is found here as long as the kernel keeps it. Each round counts the wrong
-//! files that it finds, as one bad byte each; a check that fails counts as one, for it runs the
-//! same programs.
+//! The check reads the guest's page cache, from which the programs run. It finds a corrupted page
+//! as long as the kernel caches it. Each round counts each wrong file as one bad byte. A check
+//! that fails counts as one, too, because it runs the same programs.
 
 use std::fs;
 use std::io;
@@ -21,7 +20,7 @@ use crate::error::WorkError;
 use crate::program;
 use crate::run::Shared;
 
-/// Where packages leave their sums.
+/// The directory with the packages' sums.
 const SUMS: &str = "/var/lib/dpkg/info";
 /// The files below these are programs and libraries.
 const CODE: [&str; 6] = ["bin/", "lib/", "sbin/", "usr/bin/", "usr/lib/", "usr/sbin/"];
@@ -31,12 +30,12 @@ const LIST: &str = "/tmp/overbook-sums";
 
 #[derive(Debug, Args)]
 pub(crate) struct Checks {
-    /// Check the programs' files after so many seconds again and again [0 = never]
+    /// Check the programs' files at this interval [0 = never]
     #[arg(long, value_name = "SECS", default_value = "20", value_parser = seconds)]
     check_s: f64,
 }
 
-/// Checks the packages whose names begin so, until the stop. `checks` counts the rounds.
+/// Checks the packages with these name prefixes, until the stop. `checks` counts the rounds.
 pub(crate) fn watch(
     checks: &Checks,
     packages: &[&str],
@@ -89,7 +88,7 @@ fn sums_of(info: &Path, packages: &[&str]) -> io::Result<String> {
     Ok(lines)
 }
 
-/// Each is told on standard error.
+/// Counts the wrong files, and reports each on standard error.
 fn wrong_files(root: &Path, list: &Path) -> io::Result<usize> {
     let mut md5sum: Command = program::command("md5sum");
     md5sum.args(["--check", "--quiet"]).arg(list).current_dir(root).stderr(Stdio::inherit());
@@ -106,7 +105,7 @@ fn wrong_files(root: &Path, list: &Path) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    /// Of nothing.
+    /// The sum of an empty file.
     const EMPTY: &str = "d41d8cd98f00b204e9800998ecf8427e";
 
     #[test]

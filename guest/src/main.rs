@@ -1,12 +1,13 @@
 //! `overbook-guest`: the load inside a lab guest.
 //!
 //! The lab needs guests that do real work whose speed can be measured from outside while their
-//! memory is taken and given. This is one static program with one subcommand per workload; the
-//! guest's init starts it and its standard output (the serial console) is the measurement: one JSON
-//! line per second and a final one.
+//! memory is taken and given. This is one static program with one subcommand per workload. The
+//! guest's init starts it. Its standard output (the serial console) carries the measurement: one
+//! JSON line per second and a final one.
 //!
 //! * The worker thread does the work and counts it in atomics; the main thread only reports. So a
-//!   line comes out every second even while the worker waits in a page fault for a slow swap disk.
+//!   line comes out every second even while the worker waits in a page fault for a slow swap
+//!   disk.
 //! * Work is deterministic from `--seed`; time only decides how much of it gets done.
 //! * The program itself stays small, since its file lies in the guest's memory: no async runtime,
 //!   few dependencies.
@@ -103,7 +104,7 @@ fn spawn_worker(cli: Cli, shared: Arc<Shared>, done: Sender<Event>) -> Result<()
             files::read(Path::new(files::SYSTEM), read_mb, &worker.shared)?;
             cli.workload.run(&mut worker)
         }));
-        // A failed send means that the reporter has left, and with it the process.
+        // A failed send means that the reporter has ended, and with it the process.
         let _ = done.send(Event::Finished(outcome.unwrap_or(Err(WorkError::Panicked))));
     };
     let builder = thread::Builder::new().name("worker".into()).stack_size(STACK_BYTES);

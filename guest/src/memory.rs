@@ -1,8 +1,8 @@
-//! Memory that really comes from the kernel and really goes back.
+//! Memory that is allocated from the kernel and returned to it at once.
 //!
-//! `malloc` keeps freed memory in its arenas when it likes; then a shrunken working set would look
-//! unchanged from outside. Here memory is private anonymous mappings of 1 MB each, unmapped at once
-//! when the size shrinks.
+//! `malloc` may keep freed memory in its arenas; then a smaller working set would look unchanged
+//! from outside. So memory is private anonymous mappings of 1 MB each, unmapped at once when the
+//! size shrinks.
 
 use std::io;
 
@@ -41,8 +41,8 @@ impl Memory {
         Ok(&mut self.chunks[last])
     }
 
-    /// Grows to `mb` filled as programs' memory is; a stop ends the growth early, but not before 1
-    /// MB.
+    /// Grows to `mb`, filled like programs' memory; a stop ends the growth early, but not before
+    /// 1 MB.
     pub(crate) fn filled(mb: usize, rng: &mut Rng, shared: &Shared) -> Result<Self, WorkError> {
         let mut memory = Self::default();
         while memory.len_mb() < mb && !(shared.stopping() && memory.len_mb() > 0) {
@@ -52,7 +52,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Unmaps what lies above `mb`.
+    /// Unmaps the memory above `mb`.
     pub(crate) fn shrink(&mut self, mb: usize) {
         self.chunks.truncate(mb);
     }
@@ -84,20 +84,20 @@ impl Memory {
     }
 }
 
-/// Maps one page by itself, when there are so many MB already.
+/// Maps one page by itself; `mb` is the memory held so far, for the error.
 pub(crate) fn page(mb: usize) -> Result<MmapMut, WorkError> {
     MmapMut::map_anon(PAGE).map_err(|source| WorkError::Memory { mb: mb + 1, source })
 }
 
-/// Fills so that no page equals another, and that each compresses as programs' memory does, to a
-/// third: one word of four is random.
+/// Fills memory so that no page equals another, and each compresses to a third, as programs'
+/// memory does: one word of four is random.
 fn fill(bytes: &mut [u8], rng: &mut Rng) {
     for words in bytes.as_chunks_mut::<32>().0 {
         words[..8].copy_from_slice(&rng.next_u64().to_le_bytes());
     }
 }
 
-/// Fills with random words, so that no page compresses or equals another.
+/// Fills memory with random words, so that no page compresses or equals another.
 pub(crate) fn fill_random(bytes: &mut [u8], rng: &mut Rng) {
     for word in bytes.as_chunks_mut::<8>().0 {
         *word = rng.next_u64().to_le_bytes();

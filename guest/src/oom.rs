@@ -1,5 +1,5 @@
-//! How often the guest's kernel has killed a program for want of memory: what it tells any program
-//! in `/proc/vmstat`.
+//! The number of programs that the guest's kernel has killed because memory ran out, from
+//! `/proc/vmstat`.
 
 const VMSTAT: &str = "/proc/vmstat";
 

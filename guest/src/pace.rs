@@ -1,9 +1,9 @@
 //! Pacing: a target number of operations per second, like a service with a fixed load.
 //!
 //! The schedule grants operations in slices of about 20 ms (one operation per slice below 50/s);
-//! the clock is read once per slice, not per operation. A late worker catches up, but only what it
-//! missed in the last 200 ms: after a long stall it goes on at the target rate instead of in a
-//! storm, and the shortfall shows as `ops` below the rate.
+//! the clock is read once per slice, not per operation. A late worker catches up only on the last
+//! 200 ms. After a long stall it goes on at the target rate instead of in a storm, and the
+//! shortfall shows as `ops` below the rate.
 //!
 //! Time is an argument, so this is a pure schedule.
 
@@ -18,7 +18,7 @@ pub(crate) struct Pacer {
     rate: Option<f64>,
     /// Operations that are granted and not yet used.
     credit: f64,
-    /// When the next slice may start.
+    /// The moment at which the next slice may start.
     due: Duration,
 }
 
@@ -28,7 +28,7 @@ impl Pacer {
         Self { rate, credit: 0.0, due: Duration::ZERO }
     }
 
-    /// Takes `n` operations from the slice at hand; false if it is used up (then
+    /// Takes `n` operations from the current slice; false if it is used up (then
     /// [`Pacer::next_slice`]).
     pub(crate) fn take(&mut self, n: usize) -> bool {
         let enough = self.rate.is_none() || self.credit >= n as f64;
@@ -38,8 +38,8 @@ impl Pacer {
         enough
     }
 
-    /// Grants a slice of at least `n` operations; answers when it may start (in the past if the
-    /// worker is late).
+    /// Grants a slice of at least `n` operations; returns the moment at which it may start (in
+    /// the past if the worker is late).
     pub(crate) fn next_slice(&mut self, n: usize, now: Duration) -> Duration {
         let Some(rate) = self.rate else { return now };
         let grant = (rate / SLICES_PER_S).max(n as f64);
@@ -54,7 +54,7 @@ impl Pacer {
 mod tests {
     use super::*;
 
-    /// Runs a worker whose operations take `cost`; returns how many it did in `[from, to)`.
+    /// Runs a worker whose operations take `cost`; returns the operations that it did until `to`.
     fn ops_between(pacer: &mut Pacer, now: &mut Duration, to: Duration, cost: Duration) -> u32 {
         let mut ops = 0;
         while *now < to {

@@ -1,7 +1,7 @@
-//! Programs of the system that the guest runs in: started, asked, and ended with the workload.
+//! Programs of the guest's own system: started, used, and ended with the workload.
 //!
-//! Their standard output is not ours, which is the measurement; what they say on standard error
-//! goes where ours goes. A server that ends, or does not answer, ends the work.
+//! Their standard output is separate from ours, which carries the measurement; their standard
+//! error is ours. A server that ends, or does not answer, ends the work.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -11,21 +11,21 @@ use std::time::Duration;
 use crate::error::WorkError;
 use crate::run::Shared;
 
-/// Where a Debian has its programs.
+/// The directories in which a Debian has its programs.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-/// How long a server may take to start where memory is short.
+/// The longest time for a server to start where memory is short.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// How long an answer may take.
+/// The longest time for an answer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A program to run, told where others are.
+/// A program to run, with a search path for others.
 pub(crate) fn command(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", PATH).env("LC_ALL", "C").stdin(Stdio::null());
     command
 }
 
-/// What `command` wrote to standard output, if it ended well.
+/// The standard output of `command`, if it succeeded.
 pub(crate) fn output(name: &'static str, command: &mut Command) -> Result<Vec<u8>, WorkError> {
     let failed = |source| WorkError::Program { name, source };
     let Output { status, stdout, .. } =
@@ -33,7 +33,7 @@ pub(crate) fn output(name: &'static str, command: &mut Command) -> Result<Vec<u8
     if status.success() { Ok(stdout) } else { Err(failed(io::Error::other(status.to_string()))) }
 }
 
-/// How many bytes differ; what one of the two lacks does.
+/// The number of bytes that differ; bytes that only one of the two has count, too.
 pub(crate) fn difference(one: &[u8], other: &[u8]) -> usize {
     let pairs = one.iter().zip(other);
     pairs.filter(|(one, other)| one != other).count() + one.len().abs_diff(other.len())
@@ -71,7 +71,7 @@ impl Server {
         }
     }
 
-    /// For `map_err`: a conversation with it failed.
+    /// For `map_err`: the communication with the server failed.
     pub(crate) fn failed(&self) -> impl Fn(io::Error) -> WorkError + use<> {
         let name = self.name;
         move |source| WorkError::Program { name, source }
@@ -80,7 +80,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The server may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_server_that_ends_at_once_is_an_error() {
         let shared = Shared::new();
-        // Nobody listens on port 1.
+        // No server listens on port 1.
         let error = Server::start("true", &mut command("true"), 1, &shared).unwrap_err();
         assert_eq!(error.to_string(), "true: exit status: 0");
     }

@@ -1,15 +1,17 @@
 //! The reporter: one JSON line per second on standard output, and a final one.
 //!
-//! It runs on the main thread and depends on the worker for nothing, so the lines come while the
+//! It runs on the main thread and does not depend on the worker, so the lines come while the
 //! worker is stuck. In a line, `ops_per_s` and the percentiles cover the time since the line
-//! before; in the final one, the whole run. A field that means nothing for the workload (or no
-//! operation ended in that second) is absent. `swap_kb` is what of the whole guest lies in swap
-//! only, which the host cannot see; it is absent where there is no swap. `oom_kills` counts
-//! the programs that the guest's kernel has killed for want of memory since it booted.
+//! before; in the final one, the whole run. A field without a meaning for the workload (or
+//! without an operation that ended in that second) is absent. `swap_kb` is the part of the whole
+//! guest that is in swap and not in memory, which the host cannot see; it is absent where there
+//! is no swap. `oom_kills` counts the programs that the guest's kernel has killed because memory
+//! ran out since it booted.
 //!
-//! At the end the worker gets two seconds to come to its next check; then the final line is written
-//! without it. A closed standard output ends the program; any other write error is told once on
-//! standard error and the work goes on, for the load matters even when its figures are lost.
+//! At the end the worker gets two seconds to come to its next check; then the final line is
+//! written without it. A closed standard output ends the program. Any other write error is
+//! reported once on standard error and the work goes on, because the load matters even when its
+//! figures are lost.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -27,7 +29,7 @@ use crate::{oom, swap};
 const PERIOD: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What ends a run before its time.
+/// An event that ends a run early.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The worker has ended.
@@ -53,7 +55,7 @@ struct Line {
     ops_per_s: f64,
     #[serde(rename = "final")]
     last: bool,
-    /// Its work is to begin later.
+    /// The work is to begin later.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     waiting: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,8 +143,8 @@ impl<W: Write> Reporter<W> {
         result.map_or_else(Outcome::Failed, |()| Outcome::Ended)
     }
 
-    /// Stops the worker and waits a little for it. Stuck in a page fault, it is left behind: the
-    /// process ends anyway.
+    /// Stops the worker and waits a little for it. A worker that is stuck in a page fault is left
+    /// behind: the process ends anyway.
     fn end(&self, inbox: &Receiver<Event>) -> Result<(), WorkError> {
         self.shared.stop();
         let deadline = self.shared.now() + GRACE;
@@ -154,7 +156,7 @@ impl<W: Write> Reporter<W> {
         Ok(())
     }
 
-    /// Writes one line; an error means that nobody reads any more.
+    /// Writes one line; an error means that the reader has closed its end.
     fn write(&mut self, now: Duration, last: bool) -> Result<(), io::Error> {
         let mut bytes = serde_json::to_vec(&self.line(now, last))?;
         bytes.push(b'\n');

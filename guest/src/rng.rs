@@ -1,9 +1,9 @@
 //! Random numbers that are the same on every run: SplitMix64.
 //!
 //! Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
-//! Eight bytes of state, a few instructions per number (that counts under emulation), and since the
-//! state is a counter, any member of a stream can be computed without its predecessors, which
-//! `verify` needs.
+//! It needs eight bytes of state and a few instructions per number (that counts under emulation).
+//! The state is a counter, so any member of a stream can be computed without its predecessors,
+//! which `verify` needs.
 
 /// The golden-ratio step between two states.
 pub(crate) const STEP: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -1,9 +1,9 @@
-//! What worker and reporter share: counters, gauges, the stop signal; and the worker's handle on
-//! them.
+//! State that worker and reporter share: counters, gauges, the stop signal; and the worker's
+//! handle on it.
 //!
-//! The worker writes, the reporter reads; everything is a relaxed atomic, so neither ever waits for
-//! the other. The only lock guards the condition variable on which the worker sleeps, so that a
-//! stop ends every sleep at once.
+//! The worker writes, the reporter reads. Everything is a relaxed atomic, so neither ever waits
+//! for the other. The only lock guards the condition variable on which the worker sleeps, so that
+//! a stop ends every sleep at once.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -35,7 +35,7 @@ impl Gauge {
     }
 }
 
-/// The state between the threads.
+/// The state that the threads share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     start: Instant,
@@ -92,7 +92,7 @@ impl Shared {
 
     /// Asks the worker to end; wakes it if it sleeps.
     pub(crate) fn stop(&self) {
-        // Under the lock, so that no sleeper can miss it between its check and its wait.
+        // The lock ensures that no sleeper misses the stop between its check and its wait.
         let _guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         self.stopping.store(true, Ordering::Relaxed);
         self.wake.notify_all();
@@ -102,7 +102,7 @@ impl Shared {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Whether the work has not begun because it is to begin later.
+    /// Whether the work is to begin later, and has not begun.
     pub(crate) fn waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -130,7 +130,7 @@ impl Shared {
     }
 }
 
-/// What a workload gets: its seed, its pace, and where to count.
+/// A workload's seed, its pace, and its counters.
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
@@ -156,8 +156,8 @@ impl Worker {
         !self.shared.stopping()
     }
 
-    /// Says that the work goes on, for the report of the longest gap; to be called every few tens
-    /// of microseconds of work.
+    /// Records that the work goes on, for the report of the longest gap; to be called every few
+    /// tens of microseconds of work.
     pub(crate) fn beat(&self) {
         self.shared.gap.beat(self.shared.now());
     }
@@ -186,7 +186,8 @@ impl Worker {
         Self::new(Arc::new(Shared::new()), 1, None)
     }
 
-    /// Stops it when it has done so much, however long that takes: the machine may have other work.
+    /// Stops the worker after `ops` operations, or after a minute: the machine may have other
+    /// work.
     pub(crate) fn stop_after(&self, ops: u64) -> std::thread::JoinHandle<()> {
         const LIMIT: Duration = Duration::from_secs(60);
         let shared = Arc::clone(&self.shared);

@@ -1,13 +1,12 @@
-//! How much of the guest's memory lies in its swap and nowhere else: what its kernel tells any
-//! program in `/proc/meminfo`.
+//! The amount of the guest's memory that is in its swap and not in memory, from `/proc/meminfo`.
 //!
-//! A page that has come back keeps its place in swap until it is written (`SwapCached`), so that it
-//! need not be written out again. It is in memory, where it is seen; counted here as well, it would
-//! count twice.
+//! A page that has come back keeps its slot in swap until it is written (`SwapCached`), so that
+//! it need not be written out again. It is in memory, where the host sees it, so counting it here
+//! would count it twice.
 
 const MEMINFO: &str = "/proc/meminfo";
 
-/// What is in swap but not in memory, in KiB; `None` where there is no swap.
+/// Memory in swap but not in memory, in KiB; `None` where there is no swap.
 pub(crate) fn in_use_kb() -> Option<u64> {
     parse(&std::fs::read_to_string(MEMINFO).ok()?)
 }
@@ -36,7 +35,7 @@ mod tests {
     fn pages_that_are_in_memory_again_do_not_count() {
         let text = "SwapCached: 20 kB\nSwapTotal: 1024 kB\nSwapFree: 1000 kB\n";
         assert_eq!(parse(text), Some(4));
-        // The kernel reads them one after the other: they need not agree.
+        // The kernel reads the fields one after the other, so they need not agree.
         let text = "SwapCached: 30 kB\nSwapTotal: 1024 kB\nSwapFree: 1000 kB\n";
         assert_eq!(parse(text), Some(0));
     }

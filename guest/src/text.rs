@@ -1,8 +1,8 @@
 //! Generated text: lines of 4 to 12 words from 65,536 made-up words.
 //!
-//! Word frequencies follow roughly Zipf's law, as in real text: first the number of bits of the
-//! word's rank is drawn, then the rank, so each octave of ranks is equally likely. The text depends
-//! on nothing but the seed.
+//! Word frequencies follow roughly Zipf's law, as in real text. The number of bits of the word's
+//! rank is drawn first, then the rank, so each octave of ranks is equally likely. The text
+//! depends only on the seed.
 
 use std::io;
 

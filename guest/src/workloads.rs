@@ -37,7 +37,7 @@ pub(crate) use self::probe::Timing;
 use crate::error::WorkError;
 use crate::run::Worker;
 
-/// What to run.
+/// The work to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Workload {
     /// Random read-modify-write over an array whose size may change over time; ops = accesses

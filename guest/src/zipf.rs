@@ -1,15 +1,15 @@
-//! Zipf's law: the item of rank `k` is chosen with probability proportional to 1 / k^skew, as keys
-//! of caches, words of texts and visitors of pages are.
+//! Zipf's law: the item of rank `k` is chosen with probability proportional to 1 / k^skew, like
+//! keys of caches, words of texts and visitors of pages.
 //!
-//! The distribution is cut into 4096 parts of equal probability once; to choose is to pick a part
-//! and a rank in it, two random numbers and no logarithm (that counts under emulation). Ranks of
-//! one part are equally likely, which is exact where a part holds one rank and off by less than a
+//! The distribution is cut once into 4096 parts of equal probability. A choice picks a part and a
+//! rank in it: two random numbers and no logarithm (that counts under emulation). Ranks of one
+//! part are equally likely, which is exact where a part holds one rank and off by less than a
 //! part elsewhere.
 
 use crate::rng::Rng;
 
 const PARTS: u32 = 4096;
-/// Ranks that are summed one by one; beyond, the sum is taken for an integral.
+/// Ranks that are summed one by one; beyond, an integral replaces the sum.
 const SUMMED: usize = 1024;
 
 /// A distribution over ranks from 0.
@@ -47,7 +47,7 @@ impl Zipf {
         Self { bounds }
     }
 
-    /// A rank.
+    /// Chooses a rank.
     pub(crate) fn choose(&self, rng: &mut Rng) -> usize {
         let part = rng.below(PARTS as usize);
         let (first, end) = (self.bounds[part], self.bounds[part + 1]);

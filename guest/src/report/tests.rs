@@ -31,7 +31,7 @@ fn lines_come_every_second_while_the_worker_is_stuck() {
     let (events, inbox) = mpsc::channel();
     let mut reporter = Reporter::new("test", Arc::clone(&shared), Vec::new());
     let limit = Some(Duration::from_millis(2900));
-    // Nobody ever answers on the channel: a worker in a page fault that does not end.
+    // No message ever comes on the channel: the worker is in a page fault that does not end.
     let outcome = reporter.run(&inbox, limit);
     drop(events);
     assert!(matches!(outcome, Outcome::Ended));
@@ -65,7 +65,7 @@ fn a_line_covers_its_second_and_the_final_one_the_run() {
 fn fields_without_meaning_are_absent() {
     let mut reporter = Reporter::new("test", Arc::new(Shared::new()), Vec::new());
     let line = serde_json::to_value(reporter.line(Duration::from_secs(1), false)).unwrap();
-    // On a machine with swap the guest's own is told, too.
+    // On a machine with swap the guest's own is reported, too.
     let names = line
         .as_object()
         .unwrap()

@@ -1,9 +1,9 @@
-//! `bursts`: programs that take memory at very different paces, use it for a moment and end; the
-//! rest of the time nothing happens.
+//! `bursts`: programs that take memory at very different paces, use it for a moment and end;
+//! nothing happens the rest of the time.
 //!
-//! Each burst is a process of its own (`memhog`), the first that the kernel kills when memory runs
-//! out, so that the report goes on and tells the kill (`oom_kills`). Sizes, paces and pauses come
-//! from the seed. `phase` counts the bursts that have begun.
+//! Each burst is a process of its own (`memhog`), the first that the kernel kills when memory
+//! runs out, so that the report goes on and counts the kill (`oom_kills`). Sizes, paces and
+//! pauses come from the seed. `phase` counts the bursts that have begun.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::error::WorkError;
 use crate::rng::Rng;
 use crate::run::Worker;
 
-/// MB per second, from a program that reads a disk to one that fills memory as fast as it goes.
+/// MB per second, from a program that reads a disk to one that fills memory at full speed.
 const PACE: (f64, f64) = (10.0, 300.0);
-/// For how long a burst holds what it has taken, in seconds.
+/// The time for which a burst holds its memory, in seconds.
 const HOLD: (f64, f64) = (1.0, 8.0);
-/// Between bursts, in seconds.
+/// Time between bursts, in seconds.
 const REST: (f64, f64) = (5.0, 60.0);
 const POLL: Duration = Duration::from_millis(50);
 const NAME: &str = "memhog";
@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
         let mut child = begin(mb, pace, rng.between(HOLD))?;
         while child.try_wait().map_err(failed)?.is_none() {
             if !worker.shared.sleep_until(worker.shared.now() + POLL) {
-                // It may have ended by itself.
+                // The child may have ended by itself.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Ok(());
@@ -66,7 +66,7 @@ fn begin(mb: usize, pace: f64, hold: f64) -> Result<Child, WorkError> {
     command.arg(NAME).args(["--mb", &mb.to_string(), "--rate", &pace.to_string()]);
     command.args(["--hold", &hold.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
     let child = command.spawn().map_err(failed)?;
-    // It may have been killed already.
+    // The child may have been killed already.
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), "1000");
     Ok(child)
 }

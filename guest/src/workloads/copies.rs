@@ -1,10 +1,10 @@
 //! `copies`: memory of which a part is the same in every guest that runs it, a part is only this
-//! guest's, and a part is zero: what a host that keeps identical pages once can save is known in
-//! advance. `--interleaved` is the layout in which that is dearest: every second page is the same,
-//! and no two of these are neighbours.
+//! guest's, and a part is zero. So the saving of a host that keeps identical pages once is known
+//! in advance. `--interleaved` is the layout in which sharing is most expensive: every second
+//! page is the same, and no two of these are neighbours.
 //!
-//! Then it reads a word here and there, and writes to its own part only; each operation is timed,
-//! so what an access waits for shows in the percentiles. `mb` is what is filled.
+//! Then it reads random words, and writes to its own part only. Each operation is timed, so an
+//! access that waits shows in the percentiles. `mb` is the memory that is filled.
 
 use clap::Args;
 
@@ -14,22 +14,22 @@ use crate::error::WorkError;
 use crate::memory::{Memory, PAGE, PAGES_PER_MB, WORDS_PER_MB, fill_random};
 use crate::run::Worker;
 
-/// One of so many operations writes.
+/// One operation of this many writes.
 const READS_PER_WRITE: usize = 8;
 const WORDS_PER_PAGE: usize = WORDS_PER_MB / PAGES_PER_MB;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// How much is the same in all guests
+    /// Memory that is the same in all guests
     #[arg(long, value_name = "N", value_parser = megabytes)]
     same_mb: usize,
-    /// How much no other guest has, if --seed is its own
+    /// Memory that no other guest has, if --seed is its own
     #[arg(long, value_name = "N", value_parser = megabytes)]
     own_mb: usize,
-    /// How much is written and zero
+    /// Memory that is written and zero
     #[arg(long, value_name = "N", value_parser = megabytes)]
     zero_mb: Option<usize>,
-    /// Let pages that are the same in all guests and pages of this guest's own alternate
+    /// Alternate pages that are the same in all guests with pages of this guest's own
     #[arg(long)]
     interleaved: bool,
     /// Touch nothing any more when all is filled
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     rest: bool,
 }
 
-/// What a page holds.
+/// Content of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
     Same,
@@ -50,7 +50,7 @@ impl Options {
         let (same, own) = (self.same_mb * PAGES_PER_MB, self.own_mb * PAGES_PER_MB);
         let is_same = match page {
             _ if page >= same + own => return Content::Zeros,
-            // What one has more of than of the other comes at the end.
+            // The surplus of the larger kind comes at the end.
             _ if !self.interleaved => page < same,
             _ if page >= 2 * same.min(own) => same > own,
             _ => page.is_multiple_of(2),
@@ -58,7 +58,7 @@ impl Options {
         if is_same { Content::Same } else { Content::Own }
     }
 
-    /// Where the guest's own page of this number lies.
+    /// The place of the guest's own page of this number.
     fn own_page(&self, number: usize) -> usize {
         if self.interleaved && number < self.same_mb * PAGES_PER_MB {
             2 * number + 1
@@ -82,8 +82,8 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
             match options.content(mb * PAGES_PER_MB + number) {
                 Content::Same => fill_random(page, &mut common),
                 Content::Own => fill_random(page, &mut own),
-                // First something else: a kernel may put its page of zeros under what is only
-                // zeroed.
+                // Other content comes first: a kernel may map its zero page under memory that is
+                // only zeroed.
                 Content::Zeros => {
                     page.fill(1);
                     page.fill(0);

@@ -1,9 +1,9 @@
 //! `data`: k-means over a generated table (Lloyd 1982), again and again; data analytics as in
 //! CloudSuite.
 //!
-//! Each iteration reads the whole table in order: all of it is the working set, and with less, LRU
-//! finds nothing. Rows lie around planted centres; when the centres that were found do not move any
-//! more, their rows must be those of the planted ones.
+//! Each iteration reads the whole table in order. All of it is the working set, and with less
+//! memory an LRU cache never hits. Rows lie around planted centres. When the computed centres no
+//! longer move, their rows must be those of the planted ones.
 
 use clap::Args;
 
@@ -15,11 +15,11 @@ use crate::run::Worker;
 
 /// Numbers in a row.
 const COLUMNS: usize = 8;
-/// Planted, and looked for.
+/// Planted, and to be found.
 const CENTRES: usize = 4;
-/// Planted centres lie within so many of the origin in each column …
+/// Planted centres lie within this distance of the origin in each column …
 const REACH: usize = 1 << 20;
-/// … and rows within so many of their centre.
+/// … and rows within this distance of their centre.
 const SPREAD: usize = 1 << 12;
 const ROWS_PER_STEP: usize = 256;
 
@@ -43,7 +43,8 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
         worker.shared.mb.set(table.memory.len_mb());
     }
     loop {
-        // From rows of different clusters: then Lloyd's algorithm finds them all.
+        // The initial centres are rows of different clusters, so that Lloyd's algorithm finds all
+        // clusters.
         let mut centres: [Row; CENTRES] = std::array::from_fn(|cluster| table.row(cluster));
         loop {
             let Some(clusters) = table.assign(&centres, worker) else { return Ok(()) };
@@ -64,7 +65,7 @@ struct Table {
     planted: Vec<Row>,
 }
 
-/// The rows that lie nearest to one centre.
+/// The rows that are nearest to one centre.
 #[derive(Clone, Copy, Default)]
 struct Cluster {
     rows: u64,
@@ -86,7 +87,7 @@ impl Table {
         std::array::from_fn(|column| self.memory.get(index * COLUMNS + column))
     }
 
-    /// One MB more of rows.
+    /// Adds one MB of rows.
     fn grow(&mut self, rng: &mut Rng) -> Result<(), WorkError> {
         if self.planted.is_empty() {
             let mut centre = || std::array::from_fn(|_| rng.below(REACH) as u64);
@@ -101,7 +102,7 @@ impl Table {
         Ok(())
     }
 
-    /// Assigns each row to its nearest centre; nothing if it was stopped.
+    /// Assigns each row to its nearest centre; `None` if it was stopped.
     fn assign(&self, centres: &[Row; CENTRES], worker: &mut Worker) -> Option<[Cluster; CENTRES]> {
         let mut clusters = [Cluster::default(); CENTRES];
         for first in (0..self.rows()).step_by(ROWS_PER_STEP) {

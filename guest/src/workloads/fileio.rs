@@ -1,8 +1,8 @@
 //! `fileio`: random 16 KiB reads on a data disk through the page cache; a service whose cache is
 //! the guest's memory.
 //!
-//! Reads are aligned and uniform over the first `--mb` MB. Latency is that of the read itself, also
-//! with `--rate`.
+//! Reads are aligned and uniform over the first `--mb` MB. Latency is that of the read itself,
+//! also with `--rate`.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;

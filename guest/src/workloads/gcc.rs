@@ -1,7 +1,7 @@
 //! `gcc`: compiles the same program again and again, one file after the other, with the compiler of
 //! the system that the guest runs in.
 //!
-//! What comes out must be what came out the first time, to the byte.
+//! Each object file must be byte for byte the one of the first time.
 
 use std::fmt::Write;
 use std::fs;
@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     Ok(())
 }
 
-/// Arithmetic that no compiler can do in advance.
+/// Arithmetic that a compiler cannot do in advance.
 fn source(file: usize, rng: &mut Rng) -> String {
     let mut text = String::from("#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n");
     for function in 0..FUNCTIONS {

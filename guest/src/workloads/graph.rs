@@ -1,9 +1,9 @@
 //! `graph`: PageRank and breadth-first searches on a random graph of unequal degrees; graph
 //! analytics as in CloudSuite.
 //!
-//! The edges are read in order, sweep after sweep, while what they point to lies anywhere, mostly
-//! at popular vertices: a scan and a skewed random pattern at once, then a search that starts cold.
-//! After each PageRank iteration the ranks still sum to one; a deviation fails the run.
+//! The edges are read in order, sweep after sweep, while their targets lie anywhere, mostly at
+//! popular vertices. That is a scan and a skewed random pattern at once; then a search starts
+//! cold. After each PageRank iteration the ranks still sum to one; a deviation fails the run.
 
 use std::collections::VecDeque;
 
@@ -18,9 +18,9 @@ use crate::zipf::Zipf;
 
 /// Edges out of each vertex.
 const DEGREE: usize = 16;
-/// Of a vertex: its rank, its next rank, its distance in the search.
+/// A vertex has its rank, its next rank, and its distance in the search.
 const STATE_WORDS: usize = 3;
-/// How unequal the degrees in are.
+/// Skew of the in-degrees.
 const SKEW: f64 = 0.7;
 const DAMPING: f64 = 0.85;
 const ITERATIONS_PER_SEARCH: usize = 3;
@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// Size of the graph
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
-    /// Words that each vertex has beside its edges, which are not read
+    /// Words of each vertex in addition to its edges, which are not read
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = properties)]
     properties: usize,
 }
@@ -62,11 +62,11 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     }
 }
 
-/// First all edges, with each vertex's properties behind its own, then all states.
+/// First all edges, each vertex's followed by its properties, then all states.
 struct Graph {
     memory: Memory,
     vertices: usize,
-    /// From one vertex's edges to the next one's.
+    /// Words from one vertex's edges to the next one's.
     stride: usize,
 }
 
@@ -78,13 +78,14 @@ enum Field {
 }
 
 impl Graph {
-    /// As many vertices as there is room for.
+    /// As many vertices as fit.
     fn new(memory: Memory, properties: usize) -> Self {
         let stride = DEGREE + properties;
         Self { vertices: memory.words() / (stride + STATE_WORDS), stride, memory }
     }
 
-    /// The vertex of popularity `r` stands at `r` times an odd number: anywhere.
+    /// The vertex of popularity `r` is `r` times an odd number, modulo their count, so that
+    /// popular vertices lie anywhere.
     fn connect(&mut self, rng: &mut Rng, worker: &Worker) {
         let popularity = Zipf::new(self.vertices, SKEW);
         let step = 0x9E37_79B1;

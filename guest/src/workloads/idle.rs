@@ -1,9 +1,9 @@
 //! `idle`: a service with nothing to do. It wakes ten times per second and touches 1 MB of its own.
 //!
-//! This is the machine that lends its memory, and must not suffer by it: latency counts from the
+//! This is the guest that lends its memory, and must not suffer by it. Latency counts from the
 //! time at which the wake-up was due until all pages of the working set were touched, so a
-//! swapped-out page shows. A wake-up that was missed entirely is not made up for, but the late one
-//! before it shows how late it was.
+//! swapped-out page shows. A wake-up that was missed entirely is not made up for, but the late
+//! one before it shows the delay.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
-//! `kinds`: one kind of work after the other, each for a few seconds: what a cost that is
-//! everywhere, and small, is looked for in.
+//! `kinds`: one kind of work after the other, each for a few seconds, to find a small cost that
+//! affects everything.
 //!
-//! Memory is written, read and copied in turn, and changed at random places; then the kernel is
-//! called, and a disk read past the page cache. The gauge `phase` counts the kinds, over
-//! repetitions; operations of different kinds are not to be compared.
+//! Memory is written, read and copied in turn, and changed at random places. Then the kernel is
+//! called, and a disk is read past the page cache. The gauge `phase` counts the kinds, over
+//! repetitions; operations of different kinds are not comparable.
 
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
@@ -27,10 +27,10 @@ const CALLS_PER_STEP: usize = 256;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Memory that is worked on, a half of it at a time
+    /// Memory to work on, a half of it at a time
     #[arg(long, value_name = "N", value_parser = half_megabytes)]
     mb: usize,
-    /// How long each kind is done
+    /// Duration of each kind
     #[arg(long, value_name = "SECS", default_value = "3", value_parser = length)]
     each: f64,
     /// Disk or file to read
@@ -70,7 +70,7 @@ struct Work {
     disk: File,
     disk_mb: usize,
     path: PathBuf,
-    /// Where writing, reading and copying go on.
+    /// Position of writing, reading and copying.
     page: usize,
 }
 
@@ -100,7 +100,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 }
 
 impl Work {
-    /// Answers how many pages or calls it did.
+    /// Returns the number of pages or calls that it did.
     fn step(&mut self, kind: Kind) -> Result<usize, WorkError> {
         match kind {
             Kind::Write => {

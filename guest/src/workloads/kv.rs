@@ -1,10 +1,10 @@
-//! `kv`: a key-value store in memory, as Redis or memcached: gets and sets on keys of Zipf
+//! `kv`: a key-value store in memory, like Redis or memcached: gets and sets on keys of Zipf
 //! popularity.
 //!
-//! An open-addressing hash table and a heap of values fill `--mb`; keys lie scattered over both, so
-//! that popular keys make a few pages hot in every corner instead of one hot region. A get finds
-//! its key and reads the whole value; a set (`--set-percent` of the requests) rewrites it. Values
-//! hold their key and a version: a get that finds another's value fails the run.
+//! An open-addressing hash table and a heap of values fill `--mb`. Keys are scattered over both,
+//! so that popular keys make single pages hot all over the memory instead of one hot region. A
+//! get finds its key and reads the whole value; a set (`--set-percent` of the requests) rewrites
+//! it. Values hold their key and a version: a get that finds another's value fails the run.
 
 use clap::Args;
 
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     Ok(())
 }
 
-/// Values first, then the table. A slot's key 0 means that it is free.
+/// Values first, then the table. Key 0 marks a free slot.
 struct Store {
     memory: Memory,
     keys: usize,
@@ -94,7 +94,7 @@ impl Store {
         mix(number as u64 + 1) | 1
     }
 
-    /// Where the key's slot is, or the free one where it belongs.
+    /// The key's slot, or the free one that it would get.
     fn slot(&self, key: u64) -> usize {
         let slots = self.keys * SLOTS_PER_KEY;
         let mut slot = Rng::new(key).below(slots);
@@ -108,7 +108,7 @@ impl Store {
         }
     }
 
-    /// Values lie in the order of insertion, which says nothing about popularity: ranks are mixed.
+    /// Values lie in the order of insertion, which is unrelated to popularity: ranks are mixed.
     fn insert(&mut self, place: usize) {
         let key = Self::key(self.number_at(place));
         let slot = self.slot(key);
@@ -117,7 +117,7 @@ impl Store {
         self.write(place, key, 0);
     }
 
-    /// Which rank's value lies at `place`: a permutation by a step that shares no factor with the
+    /// The rank of the value at `place`: a permutation by a step that shares no factor with the
     /// count.
     fn number_at(&self, place: usize) -> usize {
         let mut step = (self.keys * 5 / 8) | 1;

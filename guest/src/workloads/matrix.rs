@@ -2,9 +2,9 @@
 //! kernels.
 //!
 //! Three matrices of doubles fill `--mb`. Blocks of 64 x 64 numbers are stored together (32 KiB),
-//! so the inner work runs in few pages, and the walk over blocks decides which pages are needed
-//! when: a row of A is used over and over, B as a whole once per row, C once. The result is checked
-//! by a random vector (Freivalds): C x = A (B x).
+//! so the inner work runs in few pages. The walk over blocks decides when each page is needed: a
+//! row of A is used over and over, B as a whole once per row, C once. The result is checked by a
+//! random vector (Freivalds): C x = A (B x).
 
 use clap::Args;
 
@@ -60,7 +60,7 @@ impl Matrices {
         self.memory.set(index, value.to_bits());
     }
 
-    /// Where a block of matrix 0, 1 or 2 begins.
+    /// The index of the first number of a block of matrix 0, 1 or 2.
     fn block(&self, matrix: usize, row: usize, column: usize) -> usize {
         (matrix * self.blocks * self.blocks + row * self.blocks + column) * BLOCK
     }
@@ -142,7 +142,7 @@ mod tests {
         matrices.check(&mut rng).unwrap();
         let at = matrices.block(2, 1, 1);
         matrices.set(at, matrices.get(at) + 1.0);
-        // A vector may hold a 0 just there; ten do not.
+        // The vector may hold a 0 at that place; ten vectors do not.
         assert!((0..10).any(|_| matrices.check(&mut rng).is_err()));
     }
 }

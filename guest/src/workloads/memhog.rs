@@ -1,7 +1,7 @@
 //! `memhog`: takes memory, holds it untouched, gives it back; a tenant whose demand comes and goes.
 //!
-//! While it holds, nothing is touched: this is the idle memory that Overbook looks for. `mb` is
-//! what it holds now.
+//! While it holds memory, nothing is touched: this is the idle memory that Overbook looks for.
+//! `mb` is the memory that it holds now.
 
 use std::time::Duration;
 
@@ -25,15 +25,15 @@ pub(crate) struct Options {
     /// After freeing, wait this many seconds and start again [default: end]
     #[arg(long, value_name = "SECS", value_parser = seconds, requires = "hold")]
     rest: Option<f64>,
-    /// Fill every MB with the same
+    /// Fill every MB with the same content
     #[arg(long)]
     same: bool,
-    /// Take single pages, and free every second one first, the others after the rest
+    /// Take single pages; free every second one first, and the others after the rest
     #[arg(long, requires = "rest")]
     scatter: bool,
 }
 
-/// What it holds.
+/// Memory that it holds.
 #[derive(Default)]
 struct Held {
     memory: Memory,
@@ -59,7 +59,7 @@ impl Held {
         Ok(())
     }
 
-    /// Frees every second page of those that it has taken one by one, and all others.
+    /// Frees every second page of the single pages, and all other memory.
     fn scatter(&mut self) {
         self.memory.shrink(0);
         let pages = std::mem::take(&mut self.pages);

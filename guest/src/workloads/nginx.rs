@@ -1,9 +1,9 @@
 //! `nginx`: a web server of the system that the guest runs in, and a client that asks it again and
 //! again.
 //!
-//! The site is N MB of documents in the guest's memory, the same ones in every guest. The client
-//! asks for one at random, by one connection, and compares every byte of the answer with what the
-//! document should be.
+//! The site is N MB of documents in the guest's memory, the same in every guest. The client
+//! requests one at random, over one connection, and compares every byte of the answer with the
+//! expected document.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -25,7 +25,7 @@ const PORT: u16 = 8080;
 const DOCUMENT: usize = 16 * 1024;
 const SITE: &str = "/tmp/site";
 const CONFIGURATION: &str = "/tmp/nginx.conf";
-/// As Debian's own, but for what would write or go elsewhere.
+/// Like Debian's own, without settings that write or point elsewhere.
 const SETTINGS: &str = "daemon off;
 user root;
 worker_processes auto;
@@ -86,7 +86,7 @@ fn write_document(number: usize, bytes: &mut [u8]) {
     fill_random(bytes, &mut content::common_part(number));
 }
 
-/// One connection, kept.
+/// One persistent connection.
 struct Client {
     stream: BufReader<TcpStream>,
     line: String,
@@ -137,13 +137,14 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// What the client makes of these answers.
+    /// A client that receives these answers.
     fn asked(answers: &'static [u8]) -> Client {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
         server.write_all(answers).unwrap();
-        // Its requests go nowhere, and it reads on what was sent.
+        // The server side stays open: requests are not read, and the client reads the answers
+        // above.
         std::mem::forget(server);
         Client::new(stream)
     }

@@ -1,8 +1,8 @@
 //! `phases`: works in one part of its memory at a time and moves on; a program with phases.
 //!
-//! All parts stay allocated, so what is resident never shrinks while the working set is one part:
-//! the case in which counting resident memory is wrong, and in which an estimate must forget. Odd
-//! parts are swept, even ones are accessed at random. The gauge `phase` counts the moves.
+//! All parts stay allocated, so resident memory never shrinks while the working set is one part.
+//! In this case counting resident memory is wrong, and an estimate must forget. Odd parts are
+//! swept, even ones are accessed at random. The gauge `phase` counts the moves.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::rng::Rng;
 use crate::run::Worker;
 
 const WORDS_PER_PAGE: usize = PAGE / 8;
-/// Accesses between two looks at the clock.
+/// Accesses between two readings of the clock.
 const BURST: usize = 256;
 
 #[derive(Debug, Args)]
@@ -23,10 +23,10 @@ pub(crate) struct Options {
     /// Size of all parts together
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
-    /// How many parts; each has the same size
+    /// Number of parts; each has the same size
     #[arg(long, value_name = "N", value_parser = parts, default_value_t = 4)]
     parts: usize,
-    /// How long it works in one part
+    /// Time to work in one part
     #[arg(long, value_name = "SECS", value_parser = phase_length, default_value_t = 20.0)]
     length: f64,
 }

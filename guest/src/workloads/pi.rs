@@ -1,10 +1,11 @@
-//! `pi`: pure CPU work with a result that anybody can check.
+//! `pi`: pure CPU work with a result that is easy to check.
 //!
-//! Rabinowitz and Wagon, "A spigot algorithm for the digits of pi" (American Mathematical Monthly,
-//! 1995): pi in a mixed base in which all its digits are 2; multiplying by ten and carrying through
-//! the array yields one decimal digit. A 9 is held back until it is known whether a carry runs
-//! through it. The first 1,000 digits are computed over and over, so that a digit costs the same at
-//! any time; the checksum is the one of a block, and a deviating block fails the run.
+//! Rabinowitz and Wagon, "A spigot algorithm for the digits of pi" (American Mathematical
+//! Monthly, 1995): pi in a mixed base in which all its digits are 2; multiplying by ten and
+//! carrying through the array yields one decimal digit. A 9 is held back until it is known
+//! whether a carry runs through it. The first 1,000 digits are computed over and over, so that a
+//! digit costs the same at any time. The checksum is the one of a block, and a deviating block
+//! fails the run.
 
 use crate::checksum::Checksum;
 use crate::error::WorkError;
@@ -41,7 +42,7 @@ pub(crate) fn run(worker: &mut Worker) -> Result<(), WorkError> {
 /// Pi as a stream of decimal digits (values 0 to 9).
 struct Spigot {
     terms: Vec<u32>,
-    /// The digit that a carry may still change, and how many 9s follow it.
+    /// The digit that a carry may still change, and the number of 9s that follow it.
     held: Option<u8>,
     nines: usize,
     released: Vec<u8>,

@@ -1,9 +1,10 @@
-//! `postgres`: a relational database of the system that the guest runs in, a table of N MB, and
-//! a client that asks it for one row after the other.
+//! `postgres`: a relational database of the guest's own system, a table of N MB, and a client
+//! that asks for one row after the other.
 //!
-//! What each row must hold follows from the seed, its key and how often it was changed: so every
-//! byte of every answer is checked. One statement of eight changes a row. The database is made with
-//! the system's image; what is written lies in the guest's memory, as all that a guest writes.
+//! The expected row follows from the seed, its key and the number of times it was changed, so
+//! every byte of every answer is checked. One statement of eight changes a row. The database was
+//! made with the system's image. Its writes stay in the guest's memory, like all files that a
+//! guest writes.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
@@ -25,13 +26,13 @@ use crate::run::{Shared, Worker};
 
 const PORT: u16 = 5432;
 const USER: &str = "postgres";
-/// Where distributions have the programs of each release.
+/// The directory in which distributions install the programs of each release.
 const RELEASES: &str = "/usr/lib/postgresql";
 /// Made with the image.
 const DATA: &str = "/var/lib/postgresql/guest";
 /// Hexadecimal digits.
 const VALUE: usize = 1024;
-/// All on one small machine, whose memory is not kept anyway.
+/// For one small machine, whose files do not outlive the guest.
 const SETTINGS: [&str; 11] = [
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
@@ -45,7 +46,7 @@ const SETTINGS: [&str; 11] = [
     "fsync=off",
     "jit=off",
 ];
-/// The database does not take connections until it has looked at its files.
+/// The error code with which the database refuses connections until it has checked its files.
 const STARTING: &[u8] = b"57P03";
 const START_LIMIT: Duration = Duration::from_secs(120);
 const RETRY: Duration = Duration::from_millis(100);
@@ -55,7 +56,7 @@ pub(crate) struct Options {
     /// Size of all values
     #[arg(long, value_name = "N", default_value = "8", value_parser = megabytes)]
     mb: usize,
-    /// How often each value says the same: so many times it can be compressed
+    /// How often each value repeats its content, which makes it compressible by that factor
     #[arg(long, value_name = "N", default_value = "1", value_parser = parts)]
     parts: usize,
     #[command(flatten)]
@@ -89,7 +90,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     Ok(())
 }
 
-/// The newest release's server, run as the user that the data belongs to: it refuses root.
+/// The newest release's server, run as the data's owner: it refuses root.
 fn server() -> io::Result<std::process::Command> {
     let releases = std::fs::read_dir(RELEASES)?.map(|entry| Ok(entry?.path()));
     let newest = releases.collect::<io::Result<Vec<PathBuf>>>()?.into_iter().max();
@@ -102,14 +103,14 @@ fn server() -> io::Result<std::process::Command> {
     Ok(command)
 }
 
-/// Its numbers.
+/// The user's numeric ids.
 fn ids(passwd: &str) -> Option<(u32, u32)> {
     let lines = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let fields = lines.into_iter().find(|fields| fields[0] == USER)?;
     Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?))
 }
 
-/// A session, once the database takes one.
+/// A session, once the database accepts one.
 fn log_in(first: TcpStream, shared: &Shared) -> io::Result<BufReader<TcpStream>> {
     let (mut stream, begun) = (BufReader::new(first), shared.now());
     let mut body = Vec::new();
@@ -141,8 +142,8 @@ fn begin(stream: &mut BufReader<TcpStream>, body: &mut Vec<u8>) -> io::Result<()
     until_ready(stream, body, |_, _| {})
 }
 
-/// Takes in messages until the next statement may come. What the server says against the last one
-/// is an error, and in `body`.
+/// Reads messages until the server is ready for the next statement. If the server reports an
+/// error, that is the error, and `body` holds its message.
 fn until_ready(
     stream: &mut impl BufRead,
     body: &mut Vec<u8>,
@@ -160,7 +161,7 @@ fn until_ready(
     }
 }
 
-/// The kind of the next message, whose content is in `body` then.
+/// The kind of the next message; its content is in `body` afterwards.
 fn read_message(stream: &mut impl BufRead, body: &mut Vec<u8>) -> io::Result<u8> {
     let mut head = [0; 5];
     stream.read_exact(&mut head)?;
@@ -180,11 +181,11 @@ fn column(row: &[u8]) -> Option<&[u8]> {
     row.get(6..)?.get(..length as usize)
 }
 
-/// What the table must hold.
+/// The expected content of the table.
 struct Rows {
     seed: u64,
     parts: usize,
-    /// How often each row was changed.
+    /// The number of times that each row was changed.
     generations: Vec<u32>,
     expected: String,
 }
@@ -194,7 +195,7 @@ impl Rows {
         Self { seed, parts, generations: vec![0; rows], expected: String::new() }
     }
 
-    /// What the row of `key` must hold is `expected` from now on.
+    /// Sets `expected` to the value that the row of `key` must hold.
     fn make(&mut self, key: usize) {
         let generation = u64::from(self.generations[key]);
         let mut rng = Rng::new(self.seed ^ mix(key as u64 | (generation << 32)));
@@ -208,7 +209,7 @@ impl Rows {
     }
 }
 
-/// One session, kept.
+/// One persistent session.
 struct Client {
     stream: BufReader<TcpStream>,
     rows: Rows,
@@ -219,7 +220,7 @@ impl Client {
     /// Makes the table.
     fn fill(&mut self, shared: &Shared) -> io::Result<()> {
         self.say("drop table if exists data")?;
-        // In one transaction, so that the log is spared what the table has anyway.
+        // One transaction, so that the log does not repeat the table's content.
         self.say("begin")?;
         self.say("create table data (key integer not null, value text) with (fillfactor = 90)")?;
         self.send(b'Q', b"copy data from stdin\0")?;
@@ -249,7 +250,7 @@ impl Client {
         self.say(&statement)
     }
 
-    /// How many bytes of the row are wrong; all, if it is gone.
+    /// The number of wrong bytes of the row; all, if it is gone.
     fn get(&mut self, key: usize) -> io::Result<usize> {
         self.rows.make(key);
         let expected = self.rows.expected.as_bytes();
@@ -264,7 +265,7 @@ impl Client {
         Ok(wrong)
     }
 
-    /// A statement that answers nothing.
+    /// Runs a statement that returns no rows.
     fn say(&mut self, statement: &str) -> io::Result<()> {
         self.send(b'Q', format!("{statement}\0").as_bytes())?;
         until_ready(&mut self.stream, &mut self.body, |_, _| {})

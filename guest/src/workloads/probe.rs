@@ -1,14 +1,14 @@
-//! `probe`: what a guest can learn from how long its writes take.
+//! `probe`: measures what a guest can learn from the duration of its writes.
 //!
-//! **Idea.** It holds pages that every guest with `copies` holds as well, and as many that nobody
-//! else has. When a host that keeps identical pages once has had time to merge them, it writes a
-//! word to each page, in random order, by the clock. The first write to a merged page makes the
-//! host copy it, and so takes longer.
+//! **Idea.** It holds pages that every guest with `copies` holds as well, and an equal number
+//! that no other guest has. When a host that keeps identical pages once has had time to merge
+//! them, it writes a word to each page, in random order, and times each write. The first write to
+//! a merged page makes the host copy it, and so takes longer.
 //!
 //! **Statistic.** Single writes differ by far more than a copy takes: vCPUs are interrupted,
-//! translations missed. What does not mind that is the chance that of two pages, one of each kind,
-//! the one that others hold is written slower (Mann and Whitney 1947): 0.5 when there is nothing to
-//! be learned, 1 when every page tells.
+//! translations missed. A robust statistic is the chance that of two pages, one of each kind, the
+//! one that others hold is written slower (Mann and Whitney 1947). It is 0.5 when timing reveals
+//! nothing, and 1 when it reveals every page.
 
 use std::time::{Duration, Instant};
 
@@ -25,22 +25,22 @@ const WORDS_PER_PAGE: usize = WORDS_PER_MB / PAGES_PER_MB;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// How much it holds of either kind
+    /// Memory to hold of either kind
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
-    /// How long it waits when all is filled
+    /// Time to wait when all is filled
     #[arg(long, value_name = "S", value_parser = seconds)]
     after: f64,
 }
 
-/// What the writes have told.
+/// Result of the timed writes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Timing {
     /// The median write to a page that others hold, in nanoseconds.
     same_ns: u64,
     /// The median write to a page of its own.
     own_ns: u64,
-    /// Of all pairs of the two kinds, the share in which the page that others hold was written
+    /// The share of all pairs of the two kinds in which the page that others hold was written
     /// slower.
     same_slower: f64,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Timing {
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut memory = Memory::default();
     let (mut common, mut own) = (content::common(), content::own(worker.seed));
-    // In turn: wherever a page lies, the other kind lies beside it.
+    // The kinds alternate, so that each lies next to the other anywhere.
     for _ in 0..options.mb {
         for content in [&mut common, &mut own] {
             if worker.shared.stopping() {
@@ -75,21 +75,21 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
         took.push((ns, (page / PAGES_PER_MB).is_multiple_of(2)));
         worker.done(1);
     }
-    // Nobody else sets it.
+    // No other thread sets it.
     let _ = worker.shared.timing.set(Timing::of(took));
     while worker.shared.sleep_until(Duration::MAX) {}
     Ok(())
 }
 
 impl Timing {
-    /// Of writes: nanoseconds, and whether others hold the page.
+    /// From writes: nanoseconds, and whether others hold the page.
     fn of(mut writes: Vec<(u64, bool)>) -> Self {
         writes.sort_unstable();
         let median = |kind| {
             let ns: Vec<u64> = writes.iter().filter(|w| w.1 == kind).map(|w| w.0).collect();
             ns.get(ns.len() / 2).copied().unwrap_or(0)
         };
-        // Counted twice, so that what took equally long counts half.
+        // Wins count twice, so that a tie counts half.
         let (mut own_before, mut same_count, mut wins) = (0, 0, 0);
         for equal in writes.chunk_by(|a, b| a.0 == b.0) {
             let same = equal.iter().filter(|write| write.1).count();

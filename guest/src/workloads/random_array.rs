@@ -1,16 +1,16 @@
 //! `random-array`: random read-modify-write over an array; the classic victim of a memory shortage.
 //!
-//! Every access hits a uniformly random word, so all pages are equally hot, the working set is the
-//! array, and accesses per second fall off a cliff when it does not fit. With `--record-kb` an
-//! access is to a whole record, one word in each of its pages: neighbouring pages then come and go
-//! together, as in a database, and swap readahead is worth something.
+//! Every access hits a uniformly random word, so all pages are equally hot, the working set is
+//! the array, and accesses per second drop sharply when it does not fit. With `--record-kb` an
+//! access is to a whole record, one word in each of its pages. Neighbouring pages are then
+//! swapped in and out together, as in a database, and swap readahead helps.
 //!
 //! Each phase has an array of its own: the one before is unmapped as a whole, then the new one is
 //! mapped and filled (which counts no operations). An array that shrank in place after swapping
-//! would keep pages that lie scattered over all of the guest's memory, each where a page was free
-//! when it came back from swap; a fresh one lies together. So that the change is quick, filling
-//! writes one random word in each page. While it fills, the gauge `mb` does not start from nothing:
-//! it says what both arrays have, the old and the new, then grows with the new one. Phases repeat
+//! would keep pages that are scattered over all of the guest's memory, because each got a free
+//! page when it came back from swap; a fresh array is contiguous. For a quick change, filling
+//! writes one random word in each page. While it fills, the gauge `mb` does not restart at zero:
+//! it begins with the smaller of both arrays' sizes, then grows with the new one. Phases repeat
 //! until the end.
 
 use std::thread;
@@ -58,7 +58,7 @@ struct Phase {
 type Phases = std::sync::Arc<[Phase]>;
 
 fn phases(text: &str) -> Result<Phases, String> {
-    // A plus sign where commas already separate something else, as on the kernel's command line.
+    // A plus sign serves where commas separate something else, as on the kernel's command line.
     text.split([',', '+']).map(phase).collect()
 }
 
@@ -82,8 +82,8 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     };
     worker.shared.phase.set(0);
     let shared = std::sync::Arc::clone(&worker.shared);
-    // The worker must not read the clock at each access, and may hang in one for long: a thread of
-    // its own keeps time.
+    // The worker must not read the clock at each access, and may hang in one for long. So another
+    // thread keeps time.
     thread::scope(|scope| {
         scope.spawn(|| keep_time(phases, &shared));
         let result = work_in_phases(&mut array, phases, worker);
@@ -133,7 +133,7 @@ impl Array {
         Self { memory: Memory::default(), rng: Rng::new(seed), record_pages: None }
     }
 
-    /// Gives the memory back and takes `mb` anew, at least 1; a stop ends the filling early.
+    /// Frees the memory and takes `mb` anew, at least 1; a stop ends the filling early.
     fn replace(&mut self, mb: usize, shared: &Shared) -> Result<(), WorkError> {
         shared.gap.pause();
         let in_both = self.memory.len_mb().min(mb);

@@ -1,8 +1,8 @@
-//! `redis`: a database of the system that the guest runs in, which keeps N MB of values in memory,
-//! and a client that asks it again and again.
+//! `redis`: a database of the guest's own system, which keeps N MB of values in memory, and a
+//! client that sends one request after the other.
 //!
-//! What each value must be follows from the seed, its key and how often it was set: so every byte
-//! of every answer is checked. One request of eight sets a value anew.
+//! The expected value follows from the seed, its key and the number of times it was set, so every
+//! byte of every answer is checked. One request of eight sets a new value.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ use crate::run::{Shared, Worker};
 
 const PORT: u16 = 6379;
 const VALUE: usize = 1024;
-/// So many requests are sent before their answers are read when the database is filled.
+/// Requests that are sent before their answers are read, when the database is filled.
 const AT_ONCE: usize = 64;
 /// In memory only.
 const ARGUMENTS: [&str; 8] =
@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// Size of all values
     #[arg(long, value_name = "N", default_value = "8", value_parser = megabytes)]
     mb: usize,
-    /// How often each value says the same: so many times it can be compressed
+    /// How often each value repeats its content, which makes it compressible by that factor
     #[arg(long, value_name = "N", default_value = "1", value_parser = parts)]
     parts: usize,
     #[command(flatten)]
@@ -63,12 +63,12 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     Ok(())
 }
 
-/// One connection, kept, and what the database must hold.
+/// One persistent connection, and the expected content of the database.
 struct Client {
     stream: BufReader<TcpStream>,
     seed: u64,
     parts: usize,
-    /// How often each key was set.
+    /// The number of times that each key was set.
     generations: Vec<u32>,
     line: String,
     request: Vec<u8>,
@@ -101,7 +101,7 @@ impl Client {
         Ok(())
     }
 
-    /// What `key` must hold is `expected` from now on.
+    /// Sets `expected` to the value that `key` must hold.
     fn make_value(&mut self, key: usize) {
         let generation = u64::from(self.generations[key]);
         let seed = self.seed ^ mix(key as u64 | (generation << 32));
@@ -126,7 +126,7 @@ impl Client {
         }
     }
 
-    /// How many bytes of the value are wrong; all, if it is gone.
+    /// The number of wrong bytes of the value; all, if it is gone.
     fn get(&mut self, key: usize) -> io::Result<usize> {
         let name = key.to_string();
         self.request.clear();
@@ -186,7 +186,7 @@ mod tests {
         value[7] ^= 1;
         answer(&value);
         assert_eq!(client.get(0).unwrap(), 1);
-        // That is another key's.
+        // This is another key's value.
         answer(&value);
         assert!(client.get(1).unwrap() > VALUE / 2);
         server.write_all(b"$-1\r\n+OK\r\n").unwrap();

@@ -1,8 +1,8 @@
 //! `scan`: sweeps over memory again and again; a backup, a batch report, a garbage collector.
 //!
-//! The enemy of every LRU: each page is touched once per sweep and then not for a whole sweep, so a
-//! memory that is a little too small misses always. With `--period` a sweep begins every so many
-//! seconds and the guest idles in between; the gauge `step_us` says how long the last one took;
+//! The worst case for LRU: each page is touched once per sweep and then not for a whole sweep, so
+//! a memory that is a little too small always misses. With `--period` a sweep begins at fixed
+//! intervals and the guest idles in between; the gauge `step_us` is the time of the last sweep;
 //! `--rate` is the pace in pages per second.
 
 use std::hint::black_box;
@@ -24,10 +24,10 @@ pub(crate) struct Options {
     /// Size of the memory
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
-    /// Begin a sweep every so many seconds [default: one after the other]
+    /// Begin a sweep at this interval [default: one after the other]
     #[arg(long, value_name = "SECS", value_parser = period)]
     period: Option<f64>,
-    /// Go through the pages in a fixed order in which no two that follow each other are neighbours
+    /// Sweep in a fixed order in which no two consecutive pages are neighbours
     #[arg(long)]
     shuffled: bool,
     /// Read every N-th word of a page; the first is also written
@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     }
 }
 
-/// The first number from this one on that has no divisor in common with `of`: its multiples come by
+/// The first number from this one on that has no divisor in common with `of`: its multiples visit
 /// each number below `of` once.
 fn coprime_near(number: usize, of: usize) -> usize {
     let common = |mut one: usize, mut other: usize| {

@@ -1,5 +1,5 @@
-//! `shell`: a system on which little happens. Once a second a small pipeline of its programs runs,
-//! as those that watch over a machine do; it must say what it said the first time.
+//! `shell`: a nearly idle system. Once a second a small pipeline of its programs runs, like a
+//! monitoring job; its output must be the same as the first time.
 
 use std::time::Duration;
 

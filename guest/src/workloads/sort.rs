@@ -1,11 +1,12 @@
 //! `sort`: sorts the lines of generated text; a batch job whose memory need is the text.
 //!
-//! A merge sort in two passes, so that progress is visible: runs of neighbouring lines are sorted,
-//! then all runs are merged at once through a heap. In memory, the text stays where it is and only
-//! line positions are sorted; it may be larger than the guest's memory, then both passes swap. With
-//! `--file` the sort is external: the text, the runs and the result are three regions of one file
-//! or disk, and memory holds one run, or one buffer per run. Each line counts as one operation when
-//! its run is sorted and one when it is merged. The checksum covers the lines in their final order.
+//! It is a merge sort in two passes, so that progress is visible: runs of neighbouring lines are
+//! sorted, then all runs are merged at once through a heap. In memory, the text stays in place
+//! and only line positions are sorted. The text may be larger than the guest's memory; then both
+//! passes swap. With `--file` the sort is external: the text, the runs and the result are three
+//! regions of one file or disk, and memory holds one run, or one buffer per run. Each line counts
+//! as one operation when its run is sorted and one when it is merged. The checksum covers the
+//! lines in their final order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -131,8 +132,7 @@ fn sort_on_disk(
     merged.and_then(|finished| out.flush().map(|()| finished)).map_err(disk.failed("merge"))
 }
 
-/// Sorts the text piece by piece into runs that lie one behind the other from `at`; returns where
-/// each ends.
+/// Sorts the text piece by piece into consecutive runs from `at` on; returns the end of each run.
 fn write_runs(
     disk: &Disk,
     text: std::ops::Range<u64>,
@@ -147,7 +147,7 @@ fn write_runs(
     loop {
         piece.clear();
         input.by_ref().take(RUN_BYTES).read_to_end(&mut piece)?;
-        // The piece ended anywhere in a line; this reads the rest of it.
+        // The piece may end within a line; this reads the rest of it.
         input.read_until(b'\n', &mut piece)?;
         if piece.is_empty() {
             out.flush()?;

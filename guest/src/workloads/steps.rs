@@ -1,9 +1,10 @@
-//! `steps`: one step after the other, each when the host says so; reports how long it took.
+//! `steps`: carries out one order of the host after the other, and reports the time of each.
 //!
-//! **Problem.** Experiments need an order among guests, and between a guest and its host: who takes
-//! memory, and what was done before he has it back. Clocks cannot keep that. **Idea.** The host
-//! writes its next order into the file that is the guest's data disk, the guest reads it past its
-//! page cache a few times a second. An order is a number, which grows, and steps joined by `+`:
+//! **Problem.** Experiments need an order among guests, and between a guest and its host: which
+//! guest takes memory, and what the host does before the guest has it back. Clocks cannot ensure
+//! that. **Idea.** The host writes its next order into the file that is the guest's data disk,
+//! and the guest reads it past its page cache a few times a second. An order is a number, which
+//! grows, and steps joined by `+`:
 //!
 //! ```text
 //! 3 write+free
@@ -11,8 +12,8 @@
 //!
 //! `write` takes all memory that is missing and fills all with random words, `same` with the same
 //! words in every MB, `touch` writes one word to each page, `sort` sorts all words, `free` gives
-//! all back. `phase` is the last order that was carried out, `step_us` how long its last step but
-//! `free` took. Memory is in small pages: each is a fault of its own.
+//! all back. `phase` is the last order that was carried out, `step_us` the time of its last step
+//! other than `free`. Memory is in small pages: each is a fault of its own.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
@@ -34,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// How much it takes
+    /// How much memory to take
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
     /// The file or block device that begins with the host's order
@@ -62,7 +63,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     }
 }
 
-/// Does one step; one that it does not know is none.
+/// Does one step; an unknown step does nothing to the memory.
 fn carry_out(
     step: &str,
     mb: usize,
@@ -102,16 +103,16 @@ fn carry_out(
 fn take(mb: usize) -> Result<MmapMut, WorkError> {
     let failed = |source| WorkError::Memory { mb, source };
     let memory = MmapMut::map_anon(mb * MB).map_err(failed)?;
-    // Kernels without huge pages refuse it, and need it not.
+    // Kernels without huge pages refuse this, and do not need it.
     let _ = memory.advise(Advice::NoHugePage);
     Ok(memory)
 }
 
-/// Where orders come from.
+/// Source of orders.
 struct Orders {
     file: File,
     path: PathBuf,
-    /// Where a page of a disk can be read to directly.
+    /// Buffer for direct reads of a disk.
     buffer: MmapMut,
 }
 

@@ -1,9 +1,9 @@
-//! `suite`: one pattern of access after the other, each a fixed amount of work in memory of its own
-//! size; it stands for the DaCapo suite as Wang 2016 (§5.3.2) describes it: two of eleven programs
-//! need almost all of the memory, and one of these takes half of the time.
+//! `suite`: one pattern of access after the other, each a fixed amount of work in memory of its
+//! own size. It stands for the DaCapo suite as Wang 2016 (§5.3.2) describes it: two of eleven
+//! programs need almost all of the memory, and one of these takes half of the time.
 //!
-//! What is done is counted in accesses, so that it can be compared wherever the suite stands. A
-//! program's memory is gone when it ends.
+//! Work is counted in accesses, so that progress is comparable at any point of the suite. A
+//! program frees its memory when it ends.
 
 use clap::Args;
 
@@ -16,8 +16,8 @@ use crate::run::Worker;
 const ACCESSES_PER_STEP: usize = 1 << 16;
 /// Words from one access of a sweep to the next.
 const STRIDE: usize = 8;
-/// Where words of the first eighth are popular, one of so many accesses goes elsewhere. With 300 MB
-/// the paper's suite missed 390,000 times in what are 114 s of work (Table IV), 3,400 times in a
+/// One of this many accesses goes anywhere, the others to the popular first eighth. With 300 MB
+/// the paper's suite missed 390,000 times in its 114 s of work (Table IV), 3,400 times in a
 /// second; so does `--mb 380` under emulation.
 const ELSEWHERE: usize = 256;
 
@@ -34,22 +34,22 @@ pub(crate) struct Options {
     once: bool,
 }
 
-/// In which order a program goes through its memory.
+/// The order in which a program accesses its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// From its beginning to its end, again and again.
     Sweep,
-    /// By chance.
+    /// At random.
     Random,
-    /// By chance, an eighth of it mostly.
+    /// At random, mostly in the first eighth.
     Popular,
 }
 
 struct Program {
     order: Order,
-    /// How much of the largest one's memory it needs.
+    /// Its memory, in percent of the largest one's.
     percent: usize,
-    /// How much of the suite's work it is, in percent.
+    /// Its share of the suite's work, in percent.
     work: usize,
 }
 
@@ -96,7 +96,7 @@ fn in_order(reversed: bool) -> impl Iterator<Item = &'static Program> {
     (0..PROGRAMS.len()).map(move |at| &PROGRAMS[if reversed { last - at } else { at }])
 }
 
-/// Fills `mb` and counts in them for so many steps; false if it was stopped.
+/// Fills `mb` MB and counts in them for `steps` steps; false if it was stopped.
 fn work(
     order: Order,
     mb: usize,

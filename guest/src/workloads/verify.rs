@@ -1,18 +1,17 @@
-//! `verify`: the witness. Memory whose every word is known, so that any harm to it is found and
-//! counted.
+//! `verify`: memory whose every word is known, so that any damage to it is found and counted.
 //!
 //! Word `w` of page `p` is a function of (seed, p, generation of p, w): a zeroed page, a page of
-//! older content, a page from elsewhere, even a single flipped bit differs from what is expected.
-//! Before each verified MB, a random eighth of as many pages, anywhere, is checked and rewritten in
-//! a new generation; so content keeps changing under merging, swapping and migration, and each
-//! round over the memory rewrites an eighth of it.
+//! older content, another guest's page, even a single flipped bit differs from the expected
+//! content. Before each verified MB, random pages are checked and rewritten in a new generation,
+//! an eighth as many as an MB has. So content keeps changing under merging, swapping and
+//! migration, and each round over the memory rewrites an eighth of it.
 //!
-//! A bad byte is counted once: its page is put right when it is found. Nothing aborts on it, the
-//! first few are told on standard error, and the exit status is 1. The generation table (one part
-//! in a thousand) lies in the same memory: harm to it shows as a bad page.
+//! A bad byte is counted once: its page is corrected when it is found. The run goes on, the first
+//! few are reported on standard error, and the exit status is 1. The generation table (one part
+//! in a thousand) lies in the same memory: damage to it shows as a bad page.
 //!
-//! With `--breathe` half of the memory is freed and taken anew again and again. What the kernel
-//! then hands out must be zeros.
+//! With `--breathe` half of the memory is freed and taken anew again and again. Pages that the
+//! kernel then hands out must be zeros.
 //!
 //! With `--disk` a second thread does the same to a disk ([`disk`]).
 
@@ -39,13 +38,13 @@ pub(crate) struct Options {
     /// How much memory to fill and verify; --rate is the pace in MB/s
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
-    /// Free half of it, and take it again, each after so many seconds
+    /// Free half of it, and take it again, each after this many seconds
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     breathe: Option<f64>,
-    /// Also write this much to --disk, and verify what is read back from it past the page cache
+    /// Also write this much to --disk, read it back past the page cache and verify it
     #[arg(long, value_name = "N", value_parser = megabytes, requires = "disk")]
     disk_mb: Option<usize>,
-    /// The block device or file for --disk-mb; what it holds is overwritten
+    /// The block device or file for --disk-mb; its content is overwritten
     #[arg(long, value_name = "PATH", requires = "disk_mb")]
     disk: Option<PathBuf>,
 }
@@ -107,7 +106,7 @@ fn grow_to(mb: usize, pattern: &mut Pattern, worker: &Worker) -> Result<(), Work
     Ok(())
 }
 
-/// When it frees half of its memory, and takes it again.
+/// The schedule for freeing half of the memory and taking it again.
 struct Breath {
     sizes: [usize; 2],
     every: Duration,
@@ -121,7 +120,7 @@ impl Breath {
         Some(Self { sizes, every, next: worker.shared.now().saturating_add(every) })
     }
 
-    /// The size that is due, if it is.
+    /// The size that is due, if one is.
     fn look(&mut self, worker: &Worker) -> Option<usize> {
         let now = worker.shared.now();
         (now >= self.next).then(|| {
@@ -145,8 +144,8 @@ impl Pattern {
         Self { memory: Memory::default(), seed, generations: Vec::new(), bad_bytes: 0, told: 0 }
     }
 
-    /// Adds one MB of a generation that these pages have not had. What was freed before must be
-    /// zeros until it is written.
+    /// Adds one MB of a generation that these pages have not had. Pages that were freed before
+    /// must be zeros until they are written.
     fn grow(&mut self) -> Result<(), WorkError> {
         let first = self.memory.pages();
         let last = first + PAGES_PER_MB;
@@ -180,7 +179,7 @@ impl Pattern {
         words.iter_mut().zip(stream).for_each(|(word, expected)| *word = expected);
     }
 
-    /// Compares a page with what it must hold; counts and puts right what differs.
+    /// Compares a page with its expected content; counts and corrects wrong bytes.
     fn check(&mut self, page: usize) {
         let stream = self.stream(page);
         let words = self.memory.page(page).as_chunks_mut::<8>().0;
@@ -223,7 +222,7 @@ mod tests {
         pattern
     }
 
-    /// Bytes in which the two pages differ: what a checker must count.
+    /// The number of bytes in which the two pages differ, which a checker must count.
     fn difference(a: &[u8], b: &[u8]) -> usize {
         a.iter().zip(b).filter(|(a, b)| a != b).count()
     }

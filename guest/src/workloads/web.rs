@@ -1,13 +1,16 @@
 //! `web`: answers requests over a working set; a service with a latency promise.
 //!
-//! A request touches eight random pages, reads them whole, and writes a little into each. With
-//! `--rate` the load is open: requests arrive by a Poisson process whether or not the service keeps
-//! up, and latency counts from the arrival (no coordinated omission). `--burst factor:on_s:off_s`
-//! multiplies the rate for `on_s` of every `off_s + on_s` seconds, beginning calm. `--burst-mb`:
-//! the clients of a burst have sessions of their own, so much more memory that requests go to as
-//! well. It is allotted when a burst begins, comes to be as it is touched, and is freed when the
-//! burst ends. A client waits at most 10 s: then its request is dropped unserved, and counted in
-//! `dropped` and in the percentiles. Without `--rate` one client asks again and again.
+//! A request touches eight random pages, reads them whole, and writes a little into each.
+//!
+//! * With `--rate` the load is open: requests arrive by a Poisson process whether or not the
+//!   service keeps up, and latency counts from the arrival (no coordinated omission). A client
+//!   waits at most 10 s: then its request is dropped unserved, and counted in `dropped` and in
+//!   the percentiles. Without `--rate` one client sends one request after the other.
+//! * `--burst factor:on_s:off_s` multiplies the rate for `on_s` of every `off_s + on_s` seconds,
+//!   beginning calm.
+//! * With `--burst-mb` the clients of a burst have sessions of their own: additional memory that
+//!   requests go to as well. It is mapped when a burst begins, allocated as it is touched, and
+//!   freed when the burst ends.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -31,7 +34,7 @@ pub(crate) struct Options {
     /// Bursts: the rate times FACTOR for ON_S seconds after every OFF_S
     #[arg(long, value_name = "FACTOR:ON_S:OFF_S", value_parser = burst, requires = "rate")]
     burst: Option<Burst>,
-    /// How much larger the working set is in bursts
+    /// Growth of the working set in bursts
     #[arg(long, value_name = "N", value_parser = megabytes, requires = "burst")]
     burst_mb: Option<usize>,
 }
@@ -119,12 +122,12 @@ fn serve_closed(service: &mut Service, worker: &Worker) {
 struct Service {
     memory: Memory,
     rng: Rng,
-    /// Of the sessions in a burst.
+    /// Memory of the sessions in a burst.
     sessions_mb: usize,
 }
 
 impl Service {
-    /// Sessions come or go.
+    /// Adds or frees the sessions' memory.
     fn resize(&mut self, calm_mb: usize, is_bursting: bool) -> Result<(), WorkError> {
         let sessions_mb = if is_bursting { self.sessions_mb } else { 0 };
         self.memory.shrink(calm_mb);
@@ -167,8 +170,8 @@ impl Arrivals {
 
     /// The next arrival, as time since the opening.
     fn next_arrival(&mut self) -> Duration {
-        // So much expected arrival mass lies before the next arrival; each segment uses up rate *
-        // length of it.
+        // The expected number of arrivals before the next one. Each segment uses up rate * length
+        // of it.
         let mut mass = self.rng.exponential();
         loop {
             let factor = self.burst.filter(|_| self.bursting).map_or(1.0, |burst| burst.factor);
@@ -229,7 +232,7 @@ mod tests {
         // Three fifths of the arrivals had waited, evenly from 300 ms down to none.
         let latency = worker.shared.latency.snapshot();
         assert!(latency.percentile_us(9_900).unwrap() > 250_000);
-        // As many as came, whenever it was stopped.
+        // No more than have arrived until the stop.
         let most = 1.2 * 1000.0 * (worker.shared.now() - opened).as_secs_f64();
         assert!((worker.shared.ops() as f64) < most, "{} in {most}", worker.shared.ops());
         assert_eq!(worker.shared.dropped.get(), Some(0));
@@ -250,7 +253,7 @@ mod tests {
         serve_open(Duration::ZERO, Arrivals::new(100.0, None, 1), &mut service, &worker).unwrap();
         stopper.join().unwrap();
         let dropped = worker.shared.dropped.get().unwrap();
-        // Those of all but the last ten seconds, however long the stop took to come.
+        // At most the arrivals of all but the last ten seconds, even if the stop came late.
         let most = 1.1 * 100.0 * (worker.shared.now().as_secs_f64() - 10.0);
         assert!(dropped >= 900 && (dropped as f64) < most, "{dropped} of {most}");
         let latency = worker.shared.latency.snapshot();

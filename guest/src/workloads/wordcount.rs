@@ -1,8 +1,8 @@
-//! `wordcount`: counts how often each word occurs in generated text; a batch job that reads once
-//! and keeps a table.
+//! `wordcount`: counts the occurrences of each word in generated text; a batch job that reads
+//! once and keeps a table.
 //!
 //! In memory, the whole text is built first and then read (it may be larger than the guest's
-//! memory); with `--file` it is written to a disk and read back through the page cache. The
+//! memory). With `--file` it is written to a disk and read back through the page cache. The
 //! checksum covers the table in alphabetical order.
 
 use std::collections::HashMap;

@@ -1,5 +1,4 @@
-//! `boot`: two guests of two tenants come up at their base memory, report, and leave nothing
-//! behind.
+//! `boot`: two guests of two tenants boot at their base memory, report, and leave nothing behind.
 //!
 //! The smallest experiment: it shows that the lab itself works on this machine.
 

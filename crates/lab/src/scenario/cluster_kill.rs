@@ -1,11 +1,11 @@
-//! `cluster-kill`: a guest that is overloaded for good goes to and fro between two hosts, and one
-//! of all that moves it is killed every few seconds.
+//! `cluster-kill`: a permanently overloaded guest moves to and fro between two hosts, and one of
+//! the processes involved is killed every few seconds.
 //!
-//! The two hosts are two directories of this one, each with a daemon; etcd has three members, and
-//! a controller decides as ever: each move is of a real overload. The guest has the shim, so a
-//! worker tracks it on either host. It swaps to a disk by NBD, with a repository beside it, and
-//! verifies its memory. At any moment at most one QEMU runs it, and the lock of its
-//! disk sees to that as well. The network between the QEMUs is not cut here: a guest that is in
+//! The two hosts are two directories of this one, each with a daemon. Etcd has three members, and
+//! a controller decides as usual: each move follows a real overload. The guest has the shim, so a
+//! worker tracks it on either host. It swaps to a disk by NBD that also has a repository, and
+//! verifies its memory. At any moment at most one QEMU runs the guest, and the lock of its disk
+//! ensures that, too. The scenario does not cut the network between the QEMUs: a guest that is in
 //! both of them would be lost (see the guide, "Failures").
 
 use std::collections::BTreeMap;
@@ -33,19 +33,20 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const KILLS: u32 = 100;
 /// Between two kills.
 const PAUSE_MS: (u64, u64) = (300, 4_000);
-/// How long what was killed stays away.
+/// The time that a killed process stays down.
 const AWAY_MS: (u64, u64) = (0, 1_500);
-/// What is killed, beside what [`Pool`] starts and members of etcd.
+/// Numbers of further processes to kill, after those that [`Pool`] starts. Members of etcd
+/// follow.
 const WORKER: usize = CONTROLLER + 1;
 const REPOSITORY: usize = CONTROLLER + 2;
 const GUEST: &str = "guest";
 const POLL: Duration = Duration::from_millis(100);
-/// No guest stands still for so long: it is lost.
+/// A guest that stands still for this long is lost.
 const LOST: Duration = Duration::from_secs(60);
-/// How long the first move may take to begin, and the last intent to end.
+/// The longest time for the first move to begin, and for the last intent to end.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What was seen.
+/// Observations over the whole run.
 #[derive(Default)]
 struct Seen {
     twice: u32,
@@ -119,13 +120,13 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             watched.pool.members.revive(member)?;
         }
     }
-    // Nothing new is decided, and what was begun ends.
+    // Nothing new is decided, and moves in progress end.
     watched.pool.kill(CONTROLLER)?;
     let begun = Instant::now();
     while begun.elapsed() < LIMIT && !watched.is_at_rest() {
         watched.watch(POLL)?;
     }
-    // The controller strikes ended intents out.
+    // The controller removes intents that have ended.
     watched.pool.start(CONTROLLER)?;
     watched.watch(Duration::from_secs(15))?;
     let Watched { pool, seen } = watched;
@@ -162,7 +163,7 @@ fn figures(context: &Context, seen: &Seen) -> Figures {
 }
 
 impl Watched {
-    /// Looks for so long, and at least once.
+    /// Samples for this long, and at least once.
     fn watch(&mut self, time: Duration) -> Result<(), LabError> {
         let end = Instant::now() + time;
         loop {
@@ -192,7 +193,8 @@ impl Watched {
         } else if self.seen.still >= LOST {
             self.seen.on = None;
         }
-        // It may have gone from the one to the other between the two looks, but not back.
+        // The guest may have gone from one host to the other between the two samples, but not
+        // back.
         if first && second && self.pool.runs(0) {
             self.seen.twice += 1;
         }
@@ -211,7 +213,7 @@ impl Watched {
         }
     }
 
-    /// Both hosts are done with all that was to be moved.
+    /// Whether both hosts have finished all moves.
     fn is_at_rest(&self) -> bool {
         let Some(records) = self.pool.records() else { return false };
         records.intents.iter().all(|(vm, intent): (&VmName, _)| {
@@ -223,7 +225,7 @@ impl Watched {
     fn read_metrics(&mut self) {
         for dir in &self.pool.dirs {
             let text = fs::read_to_string(Files::new(dir, GUEST).metrics).unwrap_or_default();
-            // The first line of a QEMU may have begun in the other one.
+            // The first line of a QEMU's file may have begun in the other one's.
             let values = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
             for value in values {
                 let number = |key: &str| value[key].as_u64().unwrap_or(0);

@@ -1,24 +1,25 @@
-//! `cold-density`: how many guests of a mix one host's memory carries: as they come, with balloons
-//! and KSM, with the kernel's zswap, and under Overbook.
+//! `cold-density`: the number of guests of a mix that one host's memory carries: without help,
+//! with balloons and KSM, with the kernel's zswap, and under Overbook.
 //!
-//! The guests are what small hosts have many of: a cache (redis), a web server (nginx), a database
-//! (PostgreSQL), and one that idles, in turn. Each has read a part of its system's files once, as a
-//! nightly job does; that stays in its page cache. Each is asked so often in a second, which is
-//! little: CPU must not be what ends first. **Loss** of a guest is the share of the requests due in
-//! a window that it has not answered: its client asks one after the other, and lets go what was due
-//! 200 ms ago. A dead guest loses all. What counts is the mean over all guests.
+//! The guests are typical of small hosts: a cache (redis), a web server (nginx), a database
+//! (PostgreSQL), and one that idles, in turn. Each has read a part of its system's files once, as
+//! a nightly job does; they stay in its page cache. Each gets a steady rate of requests, which is
+//! low: memory must run out before the CPU does. **Loss** of a guest is the share of the requests
+//! due in a window that it has not answered. Its client sends one after the other, and drops
+//! requests that were due 200 ms ago. A dead guest loses all. The mean over all guests counts.
 //!
 //! Guests are added one after the other. A number is *carried* when the mean loss is at most
-//! [`LOSS`] in one of [`TRIES`] windows that follow each other, for the host may have to settle;
-//! the first that is not ends the course, as does a guest that is killed or does not come up.
+//! [`LOSS`] in one of [`TRIES`] consecutive windows, for the host may have to settle. The first
+//! number that is not carried ends the course, as does a guest that is killed or does not boot.
 //!
-//! **Memory.** [`SmallHost`]: all QEMUs, and Overbook's processes with the pool, are in one memory
-//! cgroup, from whose limit what is compressed goes off. What emulation takes beside guests does
-//! not count. The guests' disk image lies in the page cache outside. *Plain* is what is carried
-//! without swap: memory that guests have not touched counts for nobody. All others have the same
-//! swap file on a disk of [`READS_PER_S`], and Overbook has what `zswap` has: zswap before it.
+//! **Memory.** [`SmallHost`]: all QEMUs, and Overbook's processes with the pool, are in one
+//! memory cgroup. Its limit is lowered by the memory that zswap holds, and leaves room for the
+//! cost of emulation. The guests' disk image lies in the page cache outside. *Plain* is the
+//! number carried without swap: memory that guests have not touched is not charged. All other
+//! ways have the same swap file on a disk of [`READS_PER_S`]. Overbook has zswap in front of it,
+//! as `zswap` has.
 //!
-//! **CPU.** A control has as many guests as the best course could not carry, and unlimited memory.
+//! **CPU.** A control has one guest more than the best course carried, and unlimited memory.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// What a guest does, and how often in a second.
+/// A guest's workload, and its requests per second.
 struct Kind {
     name: &'static str,
     work: &'static str,
@@ -71,37 +72,38 @@ const MIX: [Kind; 4] = [
 ];
 const GROUP: &str = "tenant";
 const RAM: Bytes = Bytes::mib(256);
-/// What the host has for them.
+/// The host's memory for the guests.
 const HOST: Bytes = Bytes::mib(1024);
 const LOSS: f64 = 0.05;
 const TRIES: usize = 3;
-/// At the beginning: fewer fit in any case.
+/// The number of guests at the beginning, which fit in any case.
 const FIRST: usize = MIX.len();
-/// More would be a matter of CPU.
+/// More guests would test the CPU.
 const MOST: usize = 20;
 
-/// Of each guest's swap disk and the host's.
+/// Of each guest's swap disk, and of the host's.
 const READS_PER_S: u32 = 1_000;
 const GUEST_SWAP: Bytes = Bytes::mib(256);
 const HOST_SWAP: Bytes = Bytes::mib(4096);
-/// How fast KSM and Overbook look for pages that are the same.
+/// The rate at which KSM and Overbook scan for identical pages.
 const SCAN: PagesPerMs = PagesPerMs(50);
-/// What balloons leave a guest.
+/// Memory that balloons leave to a guest.
 const LEAST: Bytes = Bytes::mib(128);
-/// What Overbook leaves each.
+/// Memory that Overbook guarantees each guest.
 const GUARANTEED: Bytes = Bytes::mib(40);
-/// What the group pays for: all, but for Overbook's own processes and sudden needs.
+/// The group's budget: the host's memory less a reserve for Overbook's own processes and sudden
+/// needs.
 const BUDGET: Bytes = Bytes::mib(960);
 
-/// From its start until a guest works.
+/// The longest time from a guest's start until it works.
 const WORK_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(2);
 const WINDOW: Duration = Duration::from_secs(6);
-/// Balloons are moved, and QEMUs measured.
+/// Period in which balloons are moved and QEMUs measured.
 const TEND: Duration = Duration::from_secs(2);
-/// It is looked whether a guest works.
+/// Period of the checks whether guests work.
 const LOOK: Duration = Duration::from_secs(1);
-/// A guest that has not reported for so long is silent.
+/// A guest that has not reported for this long is silent.
 const SILENT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -119,11 +121,11 @@ const WAYS: [(&str, Way); 4] = [
     ("balloon_ksm", Way::Balloon),
 ];
 
-/// What was seen with so many guests.
+/// Measurements with a given number of guests.
 #[derive(Clone)]
 struct Stage {
     guests: usize,
-    /// The mean over all of them, and of each kind.
+    /// The mean over all guests, and over each kind.
     loss: f64,
     of_kinds: [f64; MIX.len()],
     cpu_busy: f64,
@@ -134,17 +136,18 @@ struct Stage {
 struct Course {
     name: &'static str,
     stages: Vec<Stage>,
-    /// Why it went no further.
+    /// The reason why it ended.
     end: String,
     bad_bytes: f64,
-    /// How far the host was above its memory, at most.
+    /// The most by which the host exceeded its memory.
     above: Bytes,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let programs = Programs::of(context, Debian::with_database(&Cache::open()?)?)?;
     context.make_dir()?;
-    // All read it, and whose memory it is in should not matter.
+    // All guests read the image. Reading it here first charges its page cache to none of their
+    // cgroups.
     std::io::copy(&mut std::fs::File::open(&programs.debian().image)?, &mut std::io::sink())?;
     let mut courses = Vec::new();
     for (name, way) in WAYS {
@@ -187,7 +190,7 @@ fn course(
     name: &'static str,
     way: Way,
 ) -> Result<Course, LabError> {
-    // Whatever is first here ends last.
+    // Values declared first are dropped last.
     let swaps = way != Way::Plain;
     let on_disk = context.dir.join("host");
     let _swap = swaps.then(|| SwapFile::new(&on_disk, HOST_SWAP)).transpose()?;
@@ -236,7 +239,7 @@ fn course(
     Ok(course)
 }
 
-/// Whether a guest was killed, or does not come up, or another one does not answer.
+/// Whether a guest was killed or does not boot, or another one does not answer.
 fn is_for_want_of_memory(error: &LabError) -> bool {
     use LabError::{Died, NotUp, Qmp, Timeout};
     matches!(error, Died { .. } | NotUp { .. } | Timeout { .. } | Qmp(_))
@@ -246,7 +249,7 @@ fn first_words(error: &LabError) -> String {
     error.to_string().split([';', '\n']).next().unwrap_or_default().to_owned()
 }
 
-/// As many guests as that with all the memory that they want.
+/// Measures `count` guests with all the memory that they want.
 fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage, LabError> {
     let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1))?;
     let spec = |number| guest(context, programs, number, Way::Plain, Some(&host));
@@ -264,14 +267,14 @@ fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage
     Ok(stage)
 }
 
-/// The pool that zswap usually has, a fifth of the host's memory, in hundredths of the machine's;
-/// at least one.
+/// The usual size of zswap's pool, a fifth of the host's memory, as a percentage of the machine's
+/// memory; at least one.
 fn usual_pool() -> Result<u64, LabError> {
     let total = MemInfo::read().map_err(std::io::Error::other)?.total;
     Ok((HOST.share(20, total.0).0).max(1))
 }
 
-/// A way under way.
+/// A way in progress.
 struct At<'a> {
     way: Way,
     host: &'a SmallHost,
@@ -279,7 +282,7 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    /// Has Overbook manage the guests, at the host's expense.
+    /// Has Overbook manage the guests, within the host's memory.
     fn manage(&self, programs: &Programs, lab: &mut Lab) -> Result<Daemon, LabError> {
         let settings = Settings {
             cold: ColdSpec::WhenNeeded,
@@ -304,7 +307,7 @@ impl At<'_> {
         lab.pids().into_iter().try_for_each(|pid| disk.take_in(pid))
     }
 
-    /// Whether all guests work within some time.
+    /// Whether all guests work within [`WORK_LIMIT`].
     fn wait_until_working(&self, lab: &Lab) -> Result<bool, LabError> {
         let begun = Instant::now();
         let works = |machine: &Machine| machine.alive() && machine.reported("ops") > 0.0;
@@ -317,13 +320,13 @@ impl At<'_> {
         Ok(true)
     }
 
-    /// Waits, and does meanwhile what is done all the time.
+    /// Waits, and meanwhile does the periodic work.
     fn wait(&self, lab: &Lab, length: Duration) -> Result<(), LabError> {
         let end = Instant::now() + length;
         loop {
             self.host.measure(lab, 0);
             if self.way == Way::Balloon {
-                // A QEMU that waits for memory itself is asked again.
+                // A QEMU that itself waits for memory is asked again.
                 let _ = autoballoon::step(lab, self.host.latest().used, HOST, LEAST);
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -334,7 +337,7 @@ impl At<'_> {
         }
     }
 
-    /// The last window's, if none was good.
+    /// The first window with little loss, or else the last one.
     fn stage(&self, lab: &Lab) -> Result<Stage, LabError> {
         let mut stage = self.window(lab)?;
         for _ in 1..TRIES {
@@ -371,7 +374,7 @@ impl At<'_> {
     }
 }
 
-/// The share of what was due since then that a guest has not done.
+/// The share of the requests due since `before` that a guest has not answered.
 fn loss(machine: &Machine, before: Option<&Line>, rate: f64) -> f64 {
     let (Some(before), Some(now)) = (before, Line::newest(machine)) else { return 1.0 };
     if !machine.alive() || now.has_ended() {
@@ -410,7 +413,7 @@ impl Stage {
 }
 
 impl Course {
-    /// How many it carried.
+    /// The largest number of guests that it carried.
     fn carried(&self) -> usize {
         let carried = self.stages.iter().filter(|stage| stage.loss <= LOSS);
         carried.map(|stage| stage.guests).max().unwrap_or(0)

@@ -1,12 +1,13 @@
-//! `cold-return`: a VM wakes up of which 256 MiB are out: how long until it has touched all of that
-//! once, and runs as fast as ever.
+//! `cold-return`: a VM wakes up while 256 MiB of it are paged out. Measured is the time until it
+//! has touched all of them once and runs at full speed.
 //!
-//! A guest comes by all of its 256 MiB, in an order in which no two pages that follow each other
-//! are neighbours, then rests, again and again. While it rests, that memory goes: paged out by a
-//! group's worker to compressed memory; paged out there by the kernel's own reclaim, which is asked
-//! for so much of QEMU's memory cgroup; to the guest's own swap, on a disk of 3,000 operations per
-//! second and on one as fast as QEMU is, by its balloon, which is deflated before the guest wakes.
-//! The guest's program times its sweeps itself.
+//! A guest sweeps over all of its 256 MiB, in an order in which no two consecutive pages are
+//! neighbours, then rests, again and again. While it rests, that memory is paged out in one of
+//! four ways: by a group's worker to compressed memory; by the kernel's own reclaim of 256 MiB
+//! from QEMU's memory cgroup, to compressed memory; to the guest's own swap on a disk of 3,000
+//! operations per second; to its own swap on a disk as fast as QEMU is. For the last two its
+//! balloon inflates, and deflates before the guest wakes. The guest's program times its sweeps
+//! itself.
 
 use std::time::{Duration, Instant};
 
@@ -32,18 +33,18 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const RAM: Bytes = Bytes::mib(448);
 const MIB: u64 = 256;
 const WORK: &str = "scan --mb 256 --stride 64 --shuffled --period";
-/// What the guest's disk does in a second, as in the paper's tables of balancing.
+/// Operations of the guest's disk per second, as in the paper's tables of balancing.
 const DISK_IOPS: u32 = 3_000;
 const GUEST_SWAP: Bytes = Bytes::mib(512);
 const ZRAM: Bytes = Bytes::mib(1024);
-/// As good as all of it.
+/// Almost all of it, which counts as all.
 const NEARLY: Bytes = Bytes::mib(230);
-/// From one sweep to the next, in seconds: until the next one the memory must be out, and a guest
-/// needs longer to have it in its own swap.
+/// Seconds from one sweep to the next. The memory must be out before the next sweep; paging to
+/// the guest's own swap takes longer.
 const PERIOD_S: u64 = 25;
 const GUEST_PERIOD_S: u64 = 60;
-/// What a guest needs for itself is not known: its balloon takes so much more at each look, until
-/// the memory is in its swap, and leaves it this.
+/// The guest's own need is not known. So its balloon takes [`STEP`] more at each sample, until
+/// the memory is in its swap, but leaves [`LEAST`].
 const STEP: Bytes = Bytes::mib(1);
 const LEAST: Bytes = Bytes::mib(88);
 const SWEEP_LIMIT: Duration = Duration::from_secs(300);
@@ -63,7 +64,7 @@ const WAYS: [(&str, Way, usize); 4] = [
     ("guest_fast", Way::Guest(None), 1),
 ];
 
-/// How long sweeps took, in seconds: after the memory was out, and else.
+/// Times of sweeps in seconds: after the memory was out, and otherwise.
 struct Sweeps {
     woken: Vec<f64>,
     usual: Vec<f64>,
@@ -112,7 +113,7 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
     let guest = MachineSpec {
         shim: way == Way::Ours,
         cgroup: group.as_ref().map(|group| group.dir().to_owned()),
-        // Both kinds of memory are moved page by page; huge pages would have to be split first.
+        // Both sides move memory page by page; huge pages would have to be split first.
         kernel_options: "transparent_hugepage=never".to_owned(),
         ..guest
     };
@@ -130,7 +131,7 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
     }
     let mut done = next_sweep(&lab, 0)?.0;
     for _ in 0..rounds {
-        // One that finds all in memory, and then one that does not.
+        // A sweep that finds all in memory, and then one that does not.
         let (count, took) = next_sweep(&lab, done)?;
         sweeps.usual.push(took);
         let before = Counters::of(pid).map_err(std::io::Error::other)?;
@@ -144,7 +145,7 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
             }
             (Way::Kernel, _, Some(group)) => {
                 let left = group.usage()?.minus(Bytes::mib(MIB));
-                // The kernel reclaims for a while, then gives up for this time.
+                // The kernel reclaims for a while, then gives up; the next request goes on.
                 lab.wait_for("the kernel to reclaim so much", OUT_LIMIT, |_| {
                     group.reclaim_to(left)?;
                     is_out(pid, before)
@@ -169,8 +170,8 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
     Ok(sweeps)
 }
 
-/// Waits until one more sweep than so many is over: how many that are, and how long the last one
-/// took.
+/// Waits until more than `done` sweeps are over; returns their number, and the time of the last
+/// one.
 fn next_sweep(lab: &Lab, done: u64) -> Result<(u64, f64), LabError> {
     let machine = &lab.machines()[0];
     let sweeps = || {
@@ -193,7 +194,7 @@ fn next_sweep(lab: &Lab, done: u64) -> Result<(u64, f64), LabError> {
     }
 }
 
-/// Whether the host has paged out as much as it should.
+/// Whether the host has paged out the memory.
 fn is_out(pid: u32, before: Counters) -> Result<bool, LabError> {
     let now = Counters::of(pid).map_err(std::io::Error::other)?;
     Ok(now.swapped.minus(before.swapped) >= NEARLY)

@@ -1,14 +1,14 @@
 //! `cold-soak`: guests' memory goes to the host's swap and back while it is tracked, merged and
 //! freed, and workers are killed; not a byte of it is lost.
 //!
-//! Two guests verify their memory, and a disk that QEMU reads past the host's page cache; one works
-//! at a slow pace, so that most of it can go, and one as fast as it can; a third frees memory and
-//! takes it back. A group's worker (the real process) is told every second or so how much each may
-//! have in memory, from next to nothing to all, to merge or to unshare; after half a second to
-//! twenty it is killed, and the next one takes over. In the end the last one releases everything.
+//! Two guests verify their memory, and a disk that QEMU reads past the host's page cache. One of
+//! them works at a slow pace, so that most of its memory can be paged out; the other works as
+//! fast as it can. A third frees memory and takes it back. A group's worker (the real process)
+//! gets a new order about every second: how much memory each guest may have resident, from almost
+//! nothing to all, and whether to merge or to unshare. After half a second to twenty the worker
+//! is killed, and the next one takes over. In the end the last worker releases everything.
 //!
-//! What the shim does to memory that the strangest of workers pages out, also under KVM, is
-//! `shim-stress`'s.
+//! `shim-stress` tests the shim with memory that a hostile worker pages out, also under KVM.
 
 use std::time::Duration;
 
@@ -39,10 +39,10 @@ const DISK_IOPS: u32 = 400;
 const ZRAM: Bytes = Bytes::mib(1024);
 const RATE: PagesPerMs = PagesPerMs(100);
 const FILL_LIMIT: Duration = Duration::from_secs(120);
-/// QEMU's own memory may stay in swap, and nobody touches it.
+/// QEMU's own memory may stay in swap, since no process touches it.
 const LEFT: Bytes = Bytes::mib(24);
 
-/// What came of it, over all workers.
+/// Totals over all workers.
 #[derive(Default)]
 struct Toll {
     kills: u32,
@@ -104,7 +104,8 @@ fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<Toll, LabError
     Ok(toll)
 }
 
-/// What the QEMUs have beside their guests: the least of all, for one order is for all.
+/// The QEMUs' own memory, without their guests' RAM: the least of all, since one order is for
+/// all.
 fn own(lab: &Lab) -> Result<Bytes, LabError> {
     let of = |pid| Overhead::measure(pid, &[MEMORY]).map(|overhead| overhead.own);
     let all = lab.machines().iter().map(|machine| of(machine.process().pid));
@@ -112,7 +113,7 @@ fn own(lab: &Lab) -> Result<Bytes, LabError> {
     Ok(all.into_iter().min().unwrap_or_default())
 }
 
-/// Has everything given back, and answers what of all QEMUs is in swap then.
+/// Has everything given back; returns the memory of all QEMUs that is then in swap.
 fn release(lab: &Lab) -> Result<Bytes, LabError> {
     let mut worker = WorkerProcess::start("soak")?;
     worker.order(lab, Wanted { resident: Some(MEMORY), ..Wanted::default() })?;

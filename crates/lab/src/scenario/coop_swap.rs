@@ -1,9 +1,9 @@
-//! `coop-swap`: a guest that swaps, on a disk, on a local file, and with a repository beside it
+//! `coop-swap`: a guest that swaps to a disk, to a local file, and to a disk with a repository
 //! that keeps its pages in memory.
 //!
-//! The disk answers one read in five milliseconds, as one with moving heads does. The same disk
-//! stands behind the repository: all that is written lies on it too, so the guest loses nothing
-//! when the repository dies. What differs is where reads come from.
+//! The disk answers one read in five milliseconds, like one with moving heads. The same disk is
+//! behind the repository: all pages are written to it, too, so the guest loses nothing when the
+//! repository dies. The three ways differ in the source of reads.
 
 use std::time::{Duration, Instant};
 
@@ -29,19 +29,19 @@ const GUEST: &str = "swaps";
 const MEMORY: Bytes = Bytes::mib(96);
 const WORKLOAD: &str = "random-array --mb 128";
 const SWAP: Bytes = Bytes::mib(256);
-/// What a disk with moving heads takes for a read, in microseconds.
+/// The time of a read on a disk with moving heads, in microseconds.
 const READ_US: u32 = 5_000;
 const FILL_LIMIT: Duration = Duration::from_secs(180);
 const SETTLE: Duration = Duration::from_secs(5);
 const MEASURE: Duration = Duration::from_secs(25);
 
-/// One of the three.
+/// One of the three ways.
 struct Way {
     name: &'static str,
     disk: Disk,
 }
 
-/// What was seen of it.
+/// Measurements of one way.
 struct Seen {
     /// Accesses per second, second by second.
     rates: Vec<f64>,
@@ -110,7 +110,7 @@ fn course(context: &Context, disk: Disk) -> Result<Seen, LabError> {
     Ok(Seen { rates, read_us_median, near, forged })
 }
 
-/// When, and what the guest has done until then.
+/// The time, and the guest's operations until then.
 fn sample(lab: &Lab) -> Result<(Instant, f64), LabError> {
     Ok((Instant::now(), lab.machine(GUEST)?.reported("ops")))
 }

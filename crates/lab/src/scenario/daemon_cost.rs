@@ -1,5 +1,5 @@
-//! `daemon-cost`: what the daemon and its processes take from the host while it manages six busy
-//! guests.
+//! `daemon-cost`: the CPU time and memory that the daemon and its processes take from the host
+//! while the daemon manages six busy guests.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// The daemon starts, finds its guests and fills its buffers.
+/// Time for the daemon to start, find its guests and fill its buffers.
 const WARM_UP: Duration = Duration::from_secs(5);
 const MINUTE: u32 = 60;
 
@@ -56,9 +56,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Of the daemon and its processes, of which the one that answers the API is always there.
+/// The usage of the daemon and its child processes, of which the API server always exists.
 fn usage(daemon: &Daemon) -> Result<Usage, LabError> {
-    // A dead process that nobody has reaped has a usage too: no memory.
+    // A zombie, which its parent has not reaped, has a usage too: no memory.
     daemon.ensure_alive()?;
     let gone = || LabError::Daemon("nothing; it is gone".to_owned());
     let own = daemon.process().usage().ok_or_else(gone)?;

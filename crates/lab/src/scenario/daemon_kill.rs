@@ -1,9 +1,9 @@
 //! `daemon-kill`: the daemon is killed twenty times at random moments, under the load of
 //! `quickstart`.
 //!
-//! Nobody may notice: every guest lives on with its data intact, and each new daemon finds its
-//! guests and brings every balloon back to where the group's memory belongs within seconds. A guest
-//! that dies on the way ends the run as a failure, with its last words.
+//! No guest may notice: every guest lives on with its data intact. Each new daemon finds its
+//! guests and brings every balloon back to the group's targets within seconds. A guest that dies
+//! meanwhile fails the run, with its last output.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,11 +24,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const KILLS: u32 = 20;
-/// Lives of a daemon: from its first tick to well into its work.
+/// Lifetimes of a daemon: from its first tick to well into its work.
 const LIFE_MS: (u64, u64) = (200, 4_000);
-/// When to give up waiting for a daemon to converge; the target is lower.
+/// When to stop waiting for a daemon to converge; the figure's target is lower.
 const CONVERGE_LIMIT: Duration = Duration::from_secs(60);
-/// A target may differ this much from the one before the kill: one unit of reprovisioning.
+/// A target may differ by this much from the one before the kill: one unit of reprovisioning.
 const TOLERANCE: Bytes = policy::tuning::UNIT;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -43,7 +43,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         interrupt::sleep(Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1)))?;
         let before = balloons(&lab)?;
         daemon.kill(&mut lab)?;
-        // Also the time without any daemon is random.
+        // The time without a daemon is random, too.
         interrupt::sleep(Duration::from_millis(random.between(0, 1_000)))?;
         let restarted = Instant::now();
         daemon.restart(&mut lab)?;
@@ -75,7 +75,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Where the balloons stand, asked of QEMU itself.
+/// The balloons' sizes, as QEMU itself reports them.
 fn balloons(lab: &Lab) -> Result<BTreeMap<VmName, Bytes>, LabError> {
     let of = |machine: &crate::lab::Machine| {
         Ok((VmName::from(machine.spec().name.as_str()), machine.balloon()?))
@@ -83,8 +83,8 @@ fn balloons(lab: &Lab) -> Result<BTreeMap<VmName, Bytes>, LabError> {
     lab.machines().iter().map(of).collect()
 }
 
-/// Every guest is managed with believable statistics, every balloon stands on its target, and
-/// nobody has lost what it had before the kill.
+/// Whether every guest is managed with fresh statistics, every balloon is on its target, and no
+/// guest has lost memory that it had before the kill.
 fn has_converged(
     lab: &Lab,
     daemon: &Daemon,

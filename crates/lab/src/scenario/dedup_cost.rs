@@ -1,12 +1,12 @@
-//! `dedup-cost`: what a guest that works feels of its pages being merged and scanned.
+//! `dedup-cost`: the cost to a working guest while its pages are merged and scanned.
 //!
-//! A guest reads all over memory that is in part the same as a resting guest's, and writes to what
-//! is its own. It is measured for some seconds before, while its pages are merged and scanned on,
-//! and after; each round has fresh guests, for a page is merged only once. What is compared takes
-//! the same time: as long as the kernel's KSM needs at this rate, twelve seconds, of which Overbook
-//! merges for two or three, and scans for the rest. Then the same under KSM.
+//! A guest reads all over memory that is in part the same as a resting guest's, and writes to its
+//! private part. It is measured for some seconds before its pages are merged and scanned, while
+//! they are, and afterwards. Each round has fresh guests, because a page is merged only once.
+//! Both ways are compared over the same time: the twelve seconds that the kernel's KSM needs at
+//! this rate. Overbook merges for two or three of them, and scans for the rest. KSM comes second.
 //!
-//! The guest has a CPU of its own, on which QEMU's threads and the shim's run as well; the worker
+//! The guest has a CPU of its own, on which QEMU's threads and the shim's run as well. The worker
 //! has the other one.
 
 use std::time::Duration;
@@ -32,34 +32,34 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// Of ours, and half as many of the kernel's.
+/// Rounds of ours; KSM has half as many.
 const ROUNDS: u64 = 12;
 const MEMORY: Bytes = Bytes::mib(256);
 const SAME_MB: u32 = 60;
 const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
 const SETTLE: Duration = Duration::from_secs(3);
-/// Lines of the window in which pages are merged, one second each, and of those before and after
-/// it.
+/// Lines, one a second, of the window in which pages are merged, and of the windows before and
+/// after it.
 const WITH: usize = 12;
 const WITHOUT: usize = 6;
 const WINDOW_LIMIT: Duration = Duration::from_secs(30);
-/// Pages in a millisecond: the fastest that the controller has.
+/// Pages in a millisecond: the controller's highest rate.
 const RATE: u32 = 50;
-/// Where the worker runs; the guest that works has the other CPU.
+/// The worker's CPU; the working guest has the other one.
 const WORKER_CPU: usize = 1;
 
-/// Who merges.
+/// The way of merging.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Ours,
     Kernel,
 }
 
-/// What one guest felt.
+/// The measurements of one guest.
 struct Round {
     overhead: f64,
-    /// The 99.99th percentile of what an access took, in microseconds, in the worst second of each
+    /// The 99.99th percentile of an access's time, in microseconds, in the worst second of each
     /// window.
     pause_us_with: f64,
     pause_us_without: f64,
@@ -174,7 +174,7 @@ struct Window {
     pause_us: f64,
 }
 
-/// How the first guest gets on in its next `lines`.
+/// Measures the first guest over its next `lines`.
 fn window(lab: &Lab, lines: usize) -> Result<Window, LabError> {
     let mut seen = Lines::of(lab);
     let is_over = |seen: &Lines| seen.guest(0).len() > lines;

@@ -1,18 +1,19 @@
-//! `dedup-overhead`: what merging itself takes of memory, in the kernel and in the worker.
+//! `dedup-overhead`: the memory that merging itself takes, in the kernel and in the worker.
 //!
-//! The real worker merges four guests until nothing more is saved, once with long runs of pages
-//! that are the same, and once with every second page the same over nearly all of the guests'
-//! memory: each such page is a mapping of its own.
+//! The real worker merges four guests until nothing more is saved. In one layout long runs of
+//! pages are the same. In the other every second page is the same over nearly all of the guests'
+//! memory, so that each such page is a mapping of its own.
 //!
-//! * To what is **saved** (the fall of all QEMUs' `Pss_Anon`, less the pool) is compared what the
-//!   kernel takes: mappings with all that hangs on them, page tables, and the index of the pool's
-//!   file.
-//! * To what is **scanned** (the guests' RAM that is there) is compared what the worker takes: the
+//! * The **saved** memory (the fall of all QEMUs' `Pss_Anon`, less the pool) is compared with the
+//!   kernel's cost: mappings with their dependent objects, page tables, and the index of the
+//!   pool's file.
+//! * The **scanned** memory (the guests' resident RAM) is compared with the worker's cost: the
 //!   growth of its own memory, and of the shims' page states that it reads.
 //!
-//! Mappings are those that the processes list, at the size of the kernel's object. What hangs on
-//! them is counted for the whole machine: whether other work on it passes for ours is told by the
-//! growth of all of the machine's mappings, beside that of those listed (`counter_error`).
+//! Mappings are those that the processes list, at the size of the kernel's object. Their
+//! dependent objects are counted for the whole machine. To show whether other work on it distorts
+//! that count, the growth of all of the machine's mappings is compared with that of those listed
+//! (`counter_error`).
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const GUESTS: usize = 4;
-/// Three GiB in all: whatever the group's size, the worker takes 4 to 5 MiB.
+/// Three GiB in all: for a group of any size, the worker takes 4 to 5 MiB.
 const MEMORY: Bytes = Bytes::mib(768);
 const NATURAL: (&str, u32, &str) = ("natural", 580, "copies --same-mb 290 --own-mb 290 --rest");
 const WORST: (&str, u32, &str) =
@@ -48,21 +49,21 @@ const WORST: (&str, u32, &str) =
 const SETTLE: Duration = Duration::from_secs(3);
 const WORKER_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Merging is over when so long nothing more than [`LITTLE`] was saved.
+/// Merging has ended when this time passes with no more than [`LITTLE`] saved.
 const QUIET: Duration = Duration::from_secs(12);
 const LITTLE: f64 = 1.0;
 const START_LIMIT: Duration = Duration::from_secs(60);
 const MERGE_LIMIT: Duration = Duration::from_secs(300);
-/// More than it can.
+/// More than the worker can reach.
 const RATE: PagesPerMs = PagesPerMs(1000);
-/// A mapping.
+/// The kernel's object for a mapping.
 const MAPPING: &str = "vm_area_struct";
-/// What hangs on mappings.
+/// Objects that depend on mappings.
 const CACHES: [&str; 3] = ["anon_vma_chain", "anon_vma", "maple_node"];
-/// Of the pool's file: each has room for so many pages.
+/// The index nodes of the pool's file, and the number of pages that each holds.
 const FILE_NODE: (&str, f64) = ("radix_tree_node", 64.0);
 
-/// What is taken at one moment.
+/// Memory taken at one moment.
 struct Moment {
     /// All mappings of the QEMUs, and of the machine.
     listed: f64,
@@ -73,7 +74,7 @@ struct Moment {
     worker: Bytes,
 }
 
-/// What one layout came to, in MiB.
+/// Measurements of one layout, in MiB.
 struct Layout {
     saved: f64,
     pool: f64,
@@ -82,7 +83,7 @@ struct Layout {
     shared_pages: f64,
     /// Of the pool.
     mappings: f64,
-    /// What the kernel takes: what, and how much.
+    /// The kernel's cost by kind.
     kernel: Vec<(&'static str, f64)>,
     worker: f64,
     counter_error: f64,
@@ -183,7 +184,7 @@ impl Moment {
             objects: CACHES.into_iter().map(Objects::of).collect::<Result<_, _>>()?,
             page_tables,
             anonymous_mib: anonymous_mib(pids)?,
-            // It maps the shims' page states, and of the pool nothing.
+            // The worker maps the shims' page states, but not the pool.
             worker: of_worker.anonymous.plus(of_worker.shared),
         })
     }
@@ -206,7 +207,7 @@ impl Layout {
             kernel.push((cache, mib(after.growth_bytes(*before))));
         }
         kernel.push(("page tables", after.page_tables.as_mib() - before.page_tables.as_mib()));
-        // Not counted, for any file that is read has such nodes.
+        // Computed and not counted: any file that is read has such nodes.
         let (cache, room) = FILE_NODE;
         let pages = report.pool.0 as f64 / PAGE_LEN as f64;
         kernel.push((cache, mib((pages / room).ceil() * Objects::of(cache)?.each)));

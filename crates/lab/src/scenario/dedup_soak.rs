@@ -1,10 +1,11 @@
 //! `dedup-soak`: merging, breaking, unsharing, tracking and ballooning at once, and not a byte is
 //! lost.
 //!
-//! Two guests of the same seed verify memory and a disk that QEMU reads past the host's page cache:
-//! what they hold is the same until they rewrite it, so pages merge and break all the time. A third
-//! sorts, a fourth takes memory and gives it back. The group's worker is what [`Soak`] makes of it,
-//! and balloons go up and down. At the end all is unshared, and nothing may be left.
+//! Two guests of the same seed verify memory and a disk that QEMU reads past the host's page
+//! cache. Their contents are the same until they rewrite them, so pages merge and break all the
+//! time. A third guest sorts, and a fourth takes memory and gives it back. [`Soak`] drives the
+//! group's worker, and balloons go up and down. At the end all is unshared, and nothing may be
+//! left.
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ const LEAST_MEMORY: Bytes = Bytes::mib(176);
 const DISK: Bytes = Bytes::mib(64);
 const DISK_IOPS: u32 = 400;
 const FILL_LIMIT: Duration = Duration::from_secs(120);
-/// How long a guest may stand still.
+/// The longest that a guest may stand still.
 const HANG_MS: f64 = 10_000.0;
 
 fn run(context: &Context) -> Result<Figures, LabError> {

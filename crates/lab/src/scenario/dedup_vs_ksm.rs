@@ -1,10 +1,10 @@
 //! `dedup-vs-ksm`: the same guests with the same content, merged by Overbook and by the kernel.
 //!
 //! Four guests hold memory of which a part is the same in all, a part is their own and a part is
-//! zero, beside what their kernels have in common. Each way begins with fresh guests. What is saved
-//! is what all four QEMU processes have of anonymous memory less than before (`RssAnon`, less what
-//! KSM says that it saves), the pool subtracted. CPU time is that of `ksmd`, or of the engine and
-//! the shims' threads; for two ways ten minutes more of scanning at rest are included.
+//! zero. Their kernels have some content in common, too. Each way begins with fresh guests. The
+//! saving is the fall of the anonymous memory of all four QEMU processes (`RssAnon`, less the
+//! saving that KSM reports), less the pool. CPU time is that of `ksmd`, or of the engine and the
+//! shims' threads; for two ways ten minutes more of scanning at rest are included.
 
 use std::time::{Duration, Instant};
 
@@ -34,16 +34,16 @@ const MEMORY: Bytes = Bytes::mib(256);
 const SAME_MB: u32 = 60;
 const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
-/// What guests do after they have filled their memory: boot's leftovers.
+/// Time for the guests to come to rest after they have booted and filled their memory.
 const SETTLE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Merging is over when so long nothing more than [`LITTLE`] was saved.
+/// Merging has ended when this time passes with no more than [`LITTLE`] saved.
 const QUIET: Duration = Duration::from_secs(12);
 const LITTLE: f64 = 2.0;
-/// The kernel looks at everything once before it merges anything.
+/// KSM scans every page once before it merges any.
 const SLOW_START: Duration = Duration::from_secs(150);
 const USUAL_REST_MINUTES: u32 = 10;
-/// Pages in a millisecond: what both are compared at.
+/// Pages per millisecond that both ways scan.
 const RATE: u32 = 50;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,14 +52,14 @@ enum Way {
     Kernel(ksm::Rate),
 }
 
-/// How one way went.
+/// The course of one way.
 struct Course {
     name: &'static str,
     /// Seconds, and MiB saved by then.
     saved: Vec<(f64, f64)>,
     /// CPU time until nothing more was saved.
     merging_cpu_s: f64,
-    /// And at rest afterwards.
+    /// CPU time at rest afterwards.
     resting_cpu_s: f64,
 }
 
@@ -83,7 +83,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Merging under way.
+/// Merging in progress.
 enum At {
     Ours(Merger),
     Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
@@ -135,7 +135,7 @@ fn course(
     Ok(course)
 }
 
-/// How long scanning goes on at rest.
+/// The time for which scanning goes on at rest.
 fn rest(context: &Context) -> Duration {
     Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_REST_MINUTES)
 }
@@ -149,7 +149,7 @@ impl At {
     }
 }
 
-/// CPU time of all that merges.
+/// CPU time of all threads that merge.
 fn cpu_s(at: Option<&At>, pids: &[u32]) -> Result<f64, LabError> {
     let engine = match at {
         Some(At::Ours(merger)) => merger.cpu_s(),
@@ -158,8 +158,8 @@ fn cpu_s(at: Option<&At>, pids: &[u32]) -> Result<f64, LabError> {
     Ok(engine + threads::shims_cpu_s(pids) + Ksm::cpu_s()?)
 }
 
-/// Anonymous memory of these processes, what KSM has merged counted once. Cheap: who walks page
-/// tables twenty times in a second holds up whoever merges.
+/// Anonymous memory of these processes, with merged pages of KSM counted once. The counters are
+/// cheap: walking page tables twenty times a second would delay the merging.
 pub(super) fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
     let of = |pid: &u32| Counters::of(*pid).map(|counters| counters.anonymous);
     let all: Bytes = pids.iter().map(of).sum::<Result<_, _>>().map_err(std::io::Error::other)?;
@@ -171,7 +171,7 @@ impl Course {
         self.saved.last().map_or(f64::NAN, |(_, saved)| *saved)
     }
 
-    /// Seconds until so much was saved.
+    /// Seconds until `mib` were saved.
     fn until(&self, mib: f64) -> f64 {
         self.saved.iter().find(|(_, saved)| *saved >= mib).map_or(f64::NAN, |(at, _)| *at)
     }

@@ -1,11 +1,11 @@
-//! `free-soak`: guests free and take memory, and verify every byte of it, while what they free is
-//! taken at random.
+//! `free-soak`: guests free and take memory, and verify every byte of it, while a worker takes
+//! their freed memory at random.
 //!
-//! Each guest frees half of its memory and takes it again, every few seconds; what is new to it
-//! must be zeros. Two kernels clear pages when they are freed and rely on their staying so
-//! (`init_on_free`), one of them reports the smallest blocks. Orders change at random: hand over or
-//! not, take all or a part or nothing, merge or unshare, track or not; balloons move; the worker is
-//! killed at random moments.
+//! Every few seconds each guest frees half of its memory and takes it again; new memory must be
+//! zeros. Two guest kernels clear pages when they are freed and rely on their staying so
+//! (`init_on_free`); one of them reports the smallest blocks. Orders change at random: hand over
+//! or not, take all or a part or nothing, merge or unshare, track or not. Balloons move, and the
+//! worker is killed at random moments.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const RATE: PagesPerMs = PagesPerMs(50);
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60 * u64::from(context.minutes.unwrap_or(MINUTES)));
     let guest = |number: u64, every: &str, order: u32, kernel_options: &str| MachineSpec {
-        // Pairs hold the same.
+        // Pairs of guests hold the same content.
         seed: context.seed + number / 2,
         shim: true,
         reporting_order: Some(order),
@@ -46,7 +46,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             "soak",
             MEMORY,
             MEMORY,
-            // Not all of its CPU: its kernel is to report what is free.
+            // The rate leaves CPU time for the guest's kernel to report free memory.
             &format!("verify --mb 128 --rate 40 --breathe {every}"),
         )
     };
@@ -84,7 +84,7 @@ fn any_orders(random: &mut Random) -> Wanted {
     let freed = FreedOrder { is_lazy: !is_once_in(8, random), keep };
     let tracking =
         if is_once_in(3, random) { TrackingBudget::Off } else { TrackingBudget::default() };
-    // What is merged is not handed over.
+    // Merged pages are not handed over.
     let scan_rate = is_once_in(2, random).then_some(RATE);
     Wanted { tracking, scan_rate, freed, ..Wanted::default() }
 }

@@ -1,12 +1,12 @@
-//! `group-isolation`: two groups with the same content share nothing, and no guest learns from how
-//! long its writes take what the guests of other groups hold.
+//! `group-isolation`: two groups with the same content share nothing, and no guest learns from
+//! the duration of its writes what the guests of other groups hold.
 //!
 //! Guests of three groups hold the same content under the real daemon. In `shop` and `cafe` two
-//! guests each share it; in `spy` only one guest has it, beside an idle neighbour. When all memory
-//! has been looked through some times, the kernel is asked who shares a physical page with whom,
-//! and what the workers can reach. Then the guest in `spy` and one in `shop` write to their pages
-//! by the clock (`probe`): the one in `shop` is the control, which shows that sharing can be seen
-//! so where there is any.
+//! guests each share it; in `spy` only one guest has it, next to an idle neighbour. When all
+//! memory has been scanned several times, the kernel's data show which guests share a physical
+//! page, and what the workers can access. Then the guest in `spy` and one in `shop` time writes
+//! to their pages (`probe`). The one in `shop` is the control, which shows that timing reveals
+//! sharing where there is any.
 
 use std::time::{Duration, Instant};
 
@@ -28,26 +28,26 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const GROUPS: [&str; 3] = ["shop", "cafe", SPY];
-/// Where only one guest has the content.
+/// The group in which only one guest has the content.
 const SPY: &str = "spy";
-/// Writes by the clock where others of its group have the same pages, and where only other groups
-/// have.
+/// Guests that time their writes: another guest of `INSIDER`'s group has the same pages; of
+/// `OUTSIDER`'s group, none has.
 const INSIDER: &str = "insider";
 const OUTSIDER: &str = "outsider";
 const MEMORY: Bytes = Bytes::mib(128);
-/// What all hold, but the outsider's neighbour.
+/// Content that all guests hold, except the outsider's neighbour.
 const SAME_MB: u32 = 16;
 const OWN_MB: u32 = 4;
 const RATE: PagesPerMs = PagesPerMs(200);
-/// Ends of passes that are waited for once all memory is filled: two passes at least have begun
-/// after that.
+/// Ends of passes to wait for once all memory is filled: at least two passes have begun after
+/// that.
 const PASSES: u64 = 3;
 const PAGES_PER_MIB: f64 = 256.0;
-/// From full memory to the first write; the kernel must have been asked before.
+/// From full memory to the first write; the kernel's data must be read before.
 const PROBE_AFTER_S: u32 = 240;
 const FILL_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE_LIMIT: Duration = Duration::from_secs(230);
-/// Merging has settled when so long nothing more than [`LITTLE`] was shared.
+/// Merging has settled when this time passes with no more than [`LITTLE`] shared.
 const QUIET: Duration = Duration::from_secs(20);
 const LITTLE: Bytes = Bytes::mib(1);
 const PROBE_LIMIT: Duration = Duration::from_secs(PROBE_AFTER_S as u64 + 60);
@@ -108,8 +108,7 @@ fn is_full(machine: &Machine) -> bool {
     machine.reported("mb") >= f64::from(filled)
 }
 
-/// Waits until every guest was looked through [`PASSES`] times from now on, and nothing more is
-/// merged.
+/// Waits until every guest was scanned [`PASSES`] times from now on, and nothing more is merged.
 fn wait_until_settled(lab: &Lab, daemon: &Daemon) -> Result<(), LabError> {
     let all = || -> Result<Option<Vec<Dedup>>, LabError> {
         let Some(case) = daemon.latest()? else { return Ok(None) };
@@ -193,7 +192,7 @@ fn add_reach(figures: &mut Figures, reach: &Reach) {
     }
 }
 
-/// What a probe has found out; no number as long as it has not.
+/// A probe's result; NaN while it has none.
 fn told(lab: &Lab, guest: &str, what: &str) -> Result<f64, LabError> {
     let sample = lab.machine(guest)?.last_metric();
     Ok(sample.and_then(|sample| sample.value["timing"][what].as_f64()).unwrap_or(f64::NAN))

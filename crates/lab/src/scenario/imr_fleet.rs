@@ -1,17 +1,17 @@
-//! `imr-fig7`, `imr-fig8`, `imr-fig9`: fifteen guests that boot, then take much memory and free it,
+//! `imr-fig7`, `imr-fig8`, `imr-fig9`: fifteen guests boot, then take much memory and free it,
 //! one after the other.
 //!
-//! Three courses: guests report nothing, as where the paper begins (`plain`); they report what is
-//! free, and QEMU discards it at once (`discard`); it is handed over, and taken when it is needed
-//! (`lazy`). All QEMU processes of a course have less memory together (a cgroup's limit) than they
-//! would need if nothing came back; the host has a swap file. For `lazy` what is freed is taken at
-//! the two points that are measured, after the boots and at the end, and when there would be no
-//! room for the next guest's turn: as the policy does, which begins before a host is short. In
-//! between the guests have it.
+//! There are three courses. In `plain`, guests report nothing, as where the paper begins. In
+//! `discard`, they report free memory, and QEMU discards it at once. In `lazy`, it is handed over
+//! to the kernel (`MADV_FREE`), and taken when it is needed. All QEMU processes of a course
+//! together have less memory (a cgroup's limit) than they would need if nothing came back; the
+//! host has a swap file. For `lazy`, freed memory is taken at the two points of measurement,
+//! after the boots and at the end. It is also taken when the next guest's turn would not fit, as
+//! the policy does, which begins before a host is short. In between the guests keep it.
 //!
-//! A guest's memory is what is resident of its RAM, what the kernel could drop of it included;
-//! QEMU's own (65 to 90 MiB each under emulation) is left out of that, but not of the limit. The
-//! three scenarios run the same course and differ in what they show.
+//! A guest's memory is the resident part of its RAM, including memory that the kernel could drop.
+//! QEMU's own memory (65 to 90 MiB each under emulation) is left out of that, but counts against
+//! the limit. The three scenarios run the same course and differ in the figures that they show.
 
 use std::time::{Duration, Instant};
 
@@ -48,27 +48,27 @@ pub(super) const FIG_9: Scenario = Scenario {
 
 const GUESTS: usize = 15;
 const MEMORY: Bytes = Bytes::mib(704);
-/// What each takes and frees. Some 20 MiB of it stay in the guest's kernel, free but on a list for
-/// its CPU, of which it reports nothing.
+/// Memory that each guest takes and frees. Some 20 MiB of it stay in the guest's kernel, free but
+/// on a per-CPU list, which the kernel does not report.
 const TAKEN_MB: u32 = 512;
-/// Guests report blocks of 2^5 pages, 128 KiB: what they free when they boot is rarely as large as
-/// the usual 2 MiB.
+/// Guests report blocks of 2^5 pages, 128 KiB: the blocks that they free when they boot are
+/// rarely as large as the usual 2 MiB.
 const ORDER: u32 = 5;
 const REPORTED: &str = "128 KiB";
-/// Of all QEMU processes together. They would need some 10,800 MiB if nothing came back, and need
-/// 3,500 if all does.
+/// The limit of all QEMU processes together. They would need some 10,800 MiB if nothing came
+/// back, and need 3,500 if all does.
 const LIMIT: Bytes = Bytes::mib(8192);
 const SWAP: Bytes = Bytes::mib(6144);
-/// How long a guest may take for its turn, swapping.
+/// The longest time for a guest's turn, with swapping.
 const TURN: Duration = Duration::from_secs(90);
-/// What is free is reported every two seconds, a part at a time: all of it is when nothing has come
-/// for so long.
+/// The guest's kernel reports free memory every two seconds, a part at a time. All is reported
+/// when nothing has come for this long.
 const QUIET: Duration = Duration::from_secs(7);
 const QUIET_LIMIT: Duration = Duration::from_secs(40);
 const LITTLE_MIB: f64 = 2.0;
-/// What there is to be beside a guest's turn.
+/// Room to leave in addition to a guest's turn.
 const MARGIN: Bytes = Bytes::mib(256);
-/// In which taking has ended, and the worker has reported.
+/// Time for taking to end, and for the worker to report.
 const TAKE: Duration = Duration::from_secs(5);
 /// A guest that is alive reports every second.
 const SILENCE: Duration = Duration::from_secs(15);
@@ -80,27 +80,27 @@ enum Way {
     Lazy,
 }
 
-/// What all guests have.
+/// Memory of all guests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Memory {
     resident_mib: f64,
     swapped_mib: f64,
 }
 
-/// How one went.
+/// Measurements of one course.
 #[derive(Debug, Default)]
 struct Course {
     /// After the boots.
     login: Memory,
     /// After each guest's turn.
     turns: Vec<Memory>,
-    /// When what was freed has come back.
+    /// After freed memory has come back.
     end: Memory,
     swapped: Swapped,
     dead: usize,
 }
 
-/// All three.
+/// All three courses.
 struct Courses {
     plain: Course,
     discard: Course,
@@ -245,7 +245,7 @@ fn course(context: &Context, way: Way) -> Result<Course, LabError> {
     let mut course = Course { login: rest(context, &lab, &mut worker)?, ..Course::default() };
     for machine in lab.machines() {
         make_room(&group, &lab, &mut worker)?;
-        // One that dies or hangs is counted at the end.
+        // A guest that dies or hangs is counted at the end.
         match steps::order(machine, "write+free", TURN) {
             Ok(_) => {}
             Err(error @ LabError::Interrupted(_)) => return Err(error),
@@ -268,7 +268,7 @@ fn course(context: &Context, way: Way) -> Result<Course, LabError> {
     Ok(course)
 }
 
-/// Has what is freed taken if the next turn would reach the limit.
+/// Takes freed memory if the next turn would reach the limit.
 fn make_room(
     group: &MemoryGroup,
     lab: &Lab,
@@ -288,7 +288,7 @@ fn is_dead(machine: &Machine) -> bool {
     !machine.alive() || heard.is_none_or(|ago| ago > SILENCE)
 }
 
-/// Waits until everything has been reported and taken; what guests have then.
+/// Waits until everything has been reported and taken; returns the guests' memory then.
 fn rest(
     context: &Context,
     lab: &Lab,
@@ -334,7 +334,7 @@ fn in_words(memory: Memory) -> String {
     format!("{:.0} MiB resident, {:.0} in swap", memory.resident_mib, memory.swapped_mib)
 }
 
-/// Has so much of what is freed left to each guest.
+/// Leaves `keep` of its freed memory to each guest, and takes the rest; `None`: takes nothing.
 fn take(
     worker: &mut Option<WorkerProcess>,
     lab: &Lab,

@@ -1,17 +1,17 @@
-//! `imr-table9` and `imr-table10`: how much of what a guest has freed comes back to the host, and
-//! what taking it costs.
+//! `imr-table9` and `imr-table10`: the share of a guest's freed memory that comes back to the
+//! host, and the cost of taking it.
 //!
 //! A guest fills 384 MB (the paper's 4·10⁸ bytes), frees them, rests, and begins again. When its
-//! kernel has reported what is free, all of that is taken. What the host has then to what the guest
-//! has freed is the share that was reclaimed, by the anonymous memory of QEMU: so what QEMU
-//! discards by itself counts, and what the guest took back in use does not. The first round is not
-//! counted: the guest also reports then what it has used while it booted.
+//! kernel has reported the free memory, all of that is taken. The share reclaimed is the fall of
+//! QEMU's anonymous memory, relative to the memory that the guest has freed. So memory that QEMU
+//! discards by itself counts, and memory that the guest has in use again does not. The first
+//! round does not count, because the guest then also reports memory that it used while it booted.
 //!
-//! Guests' kernels report blocks from a size on that can be set (`page_reporting_order`): what is
-//! free in smaller pieces stays unknown to the host. And they keep what is free on lists for each
-//! CPU first, up to the zone's low watermark (some 44 MiB in a guest with transparent huge pages),
-//! of which they report nothing: so each size is measured again where the guest keeps these lists
-//! short (`vm.percpu_pagelist_high_fraction`).
+//! Guests' kernels report blocks from a configurable size on (`page_reporting_order`): smaller
+//! free blocks stay unknown to the host. And they keep free pages on per-CPU lists first, up to
+//! the zone's low watermark (some 44 MiB in a guest with transparent huge pages), and do not
+//! report these. So each size is measured again where the guest keeps these lists short
+//! (`vm.percpu_pagelist_high_fraction`).
 
 use std::time::{Duration, Instant};
 
@@ -44,30 +44,30 @@ const FREED_MB: u32 = 384;
 /// Rounds that count.
 const ROUNDS: usize = 2;
 const HOLD_S: u32 = 3;
-/// How long the guest leaves alone what it has freed: in small blocks more is to be reported, and
-/// that takes longer.
+/// The time for which the guest leaves its freed memory alone. With small blocks there is more to
+/// report, which takes longer.
 const REST_LARGE_S: u32 = 30;
 const REST_SMALL_S: u32 = 60;
-/// A guest that has reported nothing for so long has reported all: it does so every two seconds, if
-/// its CPU lets it.
+/// A guest that has reported nothing for this long has reported all: it reports every two
+/// seconds, if its CPU allows.
 const QUIET: Duration = Duration::from_secs(10);
-/// In which taking has ended, and the worker has reported.
+/// Time for taking to end, and for the worker to report.
 const TAKE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(120);
-/// A guest that keeps next to nothing on its lists for each CPU.
+/// Options for a guest with almost empty per-CPU lists.
 const SHORT_LISTS: &str = "sysctl.vm.percpu_pagelist_high_fraction=1000";
 const SAME: &str = "sysctl.vm.percpu_pagelist_high_fraction=1000 --same";
-/// Blocks from so many pages on are large.
+/// Blocks of this order and above are large.
 const LARGE_ORDER: u32 = 7;
 
-/// What came of one setting: medians.
+/// Medians of one setting.
 struct Regained {
-    /// Of what the guest freed.
+    /// Share of the guest's freed memory.
     reclaimed: Median,
-    /// What was taken with the whole block handed over before, of what the guest freed.
+    /// Memory handed over, as a share of the guest's freed memory.
     handed_over: f64,
-    /// CPU time of the shim's threads for each page of 4 KiB taken, in microseconds, and of the
-    /// worker beside.
+    /// CPU time for each page of 4 KiB taken, in microseconds: of the shim's threads, and of the
+    /// worker.
     us_per_page: Median,
     worker_us_per_page: Median,
 }
@@ -126,7 +126,7 @@ fn share(regained: &Regained) -> Figure {
     Figure::new(regained.reclaimed.value, "ratio", note)
 }
 
-/// `options`: of the guest's kernel, where they have a `=`, and of its workload.
+/// `options`: the guest kernel's, which have a `=`, and its workload's.
 fn regain(context: &Context, order: u32, options: &str) -> Result<Regained, LabError> {
     context.say(&format!("blocks of 2^{order} pages {options} ..."));
     let rest = if order >= LARGE_ORDER { REST_LARGE_S } else { REST_SMALL_S };
@@ -167,7 +167,7 @@ fn regain(context: &Context, order: u32, options: &str) -> Result<Regained, LabE
     })
 }
 
-/// The guest fills its memory and frees it, and all that it reports is taken.
+/// The guest fills its memory and frees it, and all memory that it reports is taken.
 fn round(
     lab: &Lab,
     worker: &mut WorkerProcess,
@@ -201,7 +201,7 @@ fn round(
     })
 }
 
-/// Waits until the guest has begun to report and reports nothing more, for so long at most.
+/// Waits until the guest has begun to report and reports nothing more, but no longer than `most`.
 fn until_reported(
     worker: &WorkerProcess,
     before: &FreePages,

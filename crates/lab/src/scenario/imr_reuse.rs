@@ -1,14 +1,14 @@
-//! `imr-reuse`: what memory costs that is freed and taken back again and again, while the host has
-//! plenty.
+//! `imr-reuse`: the cost of memory that is freed and taken back again and again, while the host
+//! has plenty.
 //!
-//! A guest pays for its own page faults in any case, and under emulation they hide everything else.
-//! So the loop is that of a program that treats its memory as QEMU does, with the real shim and the
-//! real kernel under it: it says that all of its memory is free (in blocks of 2 MiB, as guests do),
-//! and writes to it again. The time of the writing counts: what a guest waits for. Three ways in
-//! turn: handed over, discarded at once, and not reported at all.
+//! A guest pays for its own page faults in any case, and under emulation they hide everything
+//! else. So a program that treats its memory as QEMU does runs the loop, with the real shim and
+//! the real kernel under it. It reports all of its memory as free (in blocks of 2 MiB, as guests
+//! do), and writes to it again. The time of the writing counts, since a guest waits for it. Three
+//! ways alternate: handed over, discarded at once, and not reported at all.
 //!
-//! A word is written to each page: to write all of it, or to clear it, is the guest's own cost.
-//! With that it is measured, too.
+//! The program writes a word to each page: writing or clearing all of the page is the guest's own
+//! cost. Whole pages are measured, too.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const MIB: u32 = 512;
 const PAGES: u32 = MIB * 256;
 const ROUNDS: usize = 41;
-/// In which the shim has heard what to do.
+/// Time for the shim to receive its order.
 const HEARD: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ enum Way {
     NotReported,
 }
 
-/// What is written to each page.
+/// Bytes that are written to each page.
 const WORD: u32 = 8;
 const WHOLE: u32 = 4096;
 
@@ -74,7 +74,7 @@ impl Times {
         Ok(Self(all))
     }
 
-    /// Medians of the ratios within a turn.
+    /// The median of the ratios within a turn.
     fn ratio(&self, of: usize, to: usize) -> Median {
         let pairs = self.0[of].iter().zip(&self.0[to]);
         Median::of(pairs.map(|(one, other)| one / other).collect())
@@ -113,7 +113,7 @@ impl Loop {
         Ok(Self { program, worker })
     }
 
-    /// Frees all of it and takes it back; answers how long that took, in seconds.
+    /// Frees all of it and takes it back; returns the time to take it back, in seconds.
     fn round(&mut self, way: Way, bytes: u32) -> Result<f64, LabError> {
         self.worker.set_freed(FreedOrder { is_lazy: way == Way::Lazy, keep: None });
         let until = Instant::now() + HEARD;

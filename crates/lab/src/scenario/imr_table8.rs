@@ -1,10 +1,10 @@
-//! `imr-table8`: what a guest pays when memory that it has freed was taken meanwhile: to write to
-//! it again, and to sort in it.
+//! `imr-table8`: the cost to a guest when memory that it had freed was taken meanwhile: to write
+//! to it again, and to sort in it.
 //!
-//! A guest writes a word to each page of its memory and then random numbers to all of it, sorts
-//! them, frees the memory and waits until that is reported; again and again. After every second
-//! round all that is freed is taken, after the others nothing is: each writing that finds its
-//! memory taken is compared with those before and after it that find it kept.
+//! A guest writes a word to each page of its memory, then random numbers to all of it, sorts
+//! them, frees the memory and waits until that is reported; it repeats this. After every second
+//! round all freed memory is taken, after the others none. Each round that finds its memory taken
+//! is compared with the rounds before and after it, which find it kept.
 
 use std::time::Duration;
 
@@ -28,11 +28,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const MEMORY: Bytes = Bytes::mib(512);
 const WRITTEN_MB: u32 = 256;
 const PAGES: f64 = WRITTEN_MB as f64 * 256.0;
-/// Rounds in which it was taken.
+/// Rounds in which memory was taken.
 const PAIRS: usize = 7;
-/// How long the guest's kernel takes to report what is free.
+/// The time that the guest's kernel takes to report free memory.
 const REPORT: Duration = Duration::from_secs(8);
-/// In which taking has ended, and the worker has reported.
+/// Time for taking to end, and for the worker to report.
 const TAKE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -45,7 +45,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
     let mut worker = WorkerProcess::start("imr")?;
     worker.take(&lab, None)?;
-    // What memory is written to for the first time counts neither with nor without.
+    // The first round does not count: it writes to memory for the first time.
     round(&lab.machines()[0])?;
     let (mut touching, mut writing, mut sorting) = (Vec::new(), Vec::new(), Vec::new());
     let mut taken_mib = Vec::new();
@@ -73,7 +73,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures(context, [&touching, &writing, &sorting], taken_mib))
 }
 
-/// Touches, writes, sorts, frees; how long the first three took.
+/// Touches, writes, sorts, frees; returns the times of the first three.
 fn round(machine: &Machine) -> Result<[f64; 3], LabError> {
     let touch_s = steps::order(machine, "touch", LIMIT)?;
     let write_s = steps::order(machine, "write", LIMIT)?;
@@ -110,7 +110,7 @@ fn figures(context: &Context, times: [&[f64]; 3], taken_mib: Vec<f64>) -> Figure
     figures
 }
 
-/// Each round in which memory was taken, and the mean of its neighbours in which it was not.
+/// The time of each round in which memory was taken, and the mean of its neighbours without.
 fn compared(times: &[f64]) -> Vec<(f64, f64)> {
     let rounds = times.windows(3).step_by(2);
     rounds.map(|round| (round[1], f64::midpoint(round[0], round[2]))).collect()

@@ -1,19 +1,21 @@
-//! `imr-vs-ksm-swap`: what it costs to regain memory that a guest has used and needs no more, in
+//! `imr-vs-ksm-swap`: the cost of regaining memory that a guest has used and no longer needs, in
 //! three ways.
 //!
-//! * **Swap**: the guest reports nothing, and its QEMU's cgroup gets a lower limit. What the kernel
-//!   does within the call that lowers it is measured; writing to disk goes on beside.
-//! * **KSM**: the guest's memory is the same in every MB and still in use; the kernel merges it,
+//! * **Swap**: the guest reports nothing, and its QEMU's cgroup gets a lower limit. The
+//!   measurement covers the kernel's work within the call that lowers the limit; writes to the
+//!   disk continue meanwhile.
+//! * **KSM**: the guest's memory is the same in every MB and still in use; the kernel merges it
 //!   without a pause.
-//! * **Ours**: the guest has freed it, its kernel has told, and the worker has it taken.
+//! * **Ours**: the guest has freed the memory, its kernel has reported it, and the worker takes
+//!   it.
 //!
-//! For each: CPU time for each page regained, the wall time until all is (so it was also measured
-//! in the paper), and how much longer it takes the guest afterwards to write a word to each page
-//! than it takes where nothing was regained.
+//! For each way: CPU time for each page regained; the wall time until all pages are regained (as
+//! the paper measured it); and the extra time that the guest afterwards takes to write a word to
+//! each page, compared with pages that were not regained.
 //!
-//! **What to know.** Swap and KSM leave the guest's content, and ours leaves nothing, for nothing
-//! is needed: they are compared for memory that is free in the guest. What is swapped out is the
-//! kernel's choice, QEMU's own memory among it.
+//! **Limits.** Swap and KSM preserve the guest's content; ours discards it, since the guest needs
+//! none of it. The three are compared for memory that is free in the guest. The kernel chooses
+//! the pages to swap out, and QEMU's own memory is among them.
 
 use std::time::{Duration, Instant};
 
@@ -40,27 +42,29 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// Little more than its kernel and what it uses, so that it is the same memory each time.
+/// Little more than the guest's kernel and its workload need, so that the guest uses the same
+/// memory each time.
 const MEMORY: Bytes = Bytes::mib(384);
 const USED_MB: u32 = 256;
-/// What is regained by swap: what the guest has freed, less what may still be in use of it.
+/// Memory regained by swap: the memory that the guest has freed, less the part that may still be
+/// in use.
 const SWAPPED: Bytes = Bytes::mib(160);
 const SWAP: Bytes = Bytes::mib(1024);
 const ROUNDS: usize = 5;
-/// How long the guest's kernel takes to report what is free.
+/// The time that the guest's kernel takes to report free memory.
 const REPORT: Duration = Duration::from_secs(8);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// It is over when so long nothing more than [`LITTLE_MIB`] was regained.
+/// Regaining has ended when this time passes with no more than [`LITTLE_MIB`] regained.
 const QUIET: Duration = Duration::from_secs(3);
 const LITTLE_MIB: f64 = 1.0;
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// One way: for each page of 4 KiB, in microseconds.
+/// The costs of one way, in microseconds for each page of 4 KiB.
 #[derive(Debug, Default)]
 struct Costs {
     cpu: Vec<f64>,
     wall: Vec<f64>,
-    /// Longer to write to it.
+    /// Extra time to write to a page again.
     reuse: Vec<f64>,
     pages: Vec<f64>,
 }
@@ -110,7 +114,7 @@ fn median(values: &[f64]) -> f64 {
     Median::of(values.to_vec()).value
 }
 
-/// What was regained, and what that took.
+/// Memory regained, and the cost.
 #[derive(Debug, Clone, Copy, Default)]
 struct Regained {
     mib: f64,
@@ -118,7 +122,7 @@ struct Regained {
     wall_s: f64,
 }
 
-/// What of it the guest has used again, and how long that took, with it regained and without.
+/// The part that the guest has used again, and the time for that with and without regaining.
 #[derive(Debug, Clone, Copy)]
 struct Reused {
     mib: f64,
@@ -166,14 +170,14 @@ fn by_swap(context: &Context) -> Result<Costs, LabError> {
         let again_s = steps::order(machine, "touch+free", LIMIT)?;
         let reused = Reused { mib: swapped - swapped_mib(pid), kept_s, again_s };
         costs.add(context, Regained { mib: swapped - before, cpu_s, wall_s }, reused);
-        // All is in memory again.
+        // All of it is resident again.
         steps::order(machine, "write+free", LIMIT)?;
     }
     lab.stop()?;
     Ok(costs)
 }
 
-/// Takes memory from it, as far as that goes: cgroup v1 says so when that was not all.
+/// Lowers the limit by [`SWAPPED`]. Cgroup v1 reports `EBUSY` when the kernel reclaimed less.
 fn shrink(group: &MemoryGroup) -> Result<(), LabError> {
     match group.set_limit(group.usage()?.minus(SWAPPED)) {
         Err(LabError::Io(error)) if error.kind() == std::io::ErrorKind::ResourceBusy => Ok(()),
@@ -190,7 +194,7 @@ fn by_ksm(context: &Context) -> Result<Costs, LabError> {
         let kept_s = steps::order(machine, "touch", LIMIT)?;
         let ksm = Ksm::start(ksm::FLAT_OUT)?;
         let regained = watch(Ksm::saved_mib, Ksm::cpu_s)?;
-        // The counter of what is merged would only know at its next turn.
+        // KSM would update its counter of merged pages only in its next pass.
         ksm.stop()?;
         let again_s = steps::order(machine, "touch", LIMIT)?;
         let reused = Reused { mib: f64::from(USED_MB), kept_s, again_s };
@@ -229,7 +233,7 @@ fn by_taking(context: &Context) -> Result<Costs, LabError> {
     Ok(costs)
 }
 
-/// Watches how much is regained until nothing more is; what that took until then.
+/// Watches until nothing more is regained; returns the amount, and the cost up to then.
 fn watch(
     mib: impl Fn() -> Result<f64, LabError>,
     cpu_s: impl Fn() -> Result<f64, LabError>,

@@ -1,9 +1,10 @@
-//! `kim-fig9`, `kim-fig10`: how much memory each policy gives to whom (Kim 2014 §6.2.2, Figs. 9 and
-//! 10).
+//! `kim-fig9`, `kim-fig10`: the memory that each policy gives to each guest (Kim 2014 §6.2.2,
+//! Figs. 9 and 10).
 //!
-//! A job of three guests, a master that needs little and two that sort more text than they have
-//! memory for, beside two guests that use up the CPUs. `kim-fig9` compares what the job and the
-//! others hold under each policy; `kim-fig10` looks into the job under `demand`.
+//! A job of three guests runs next to two guests that use up the CPUs. The job has a master that
+//! needs little, and two guests that sort more text than fits into their memory. `kim-fig9`
+//! compares the memory of the job and of the others under each policy; `kim-fig10` shows the
+//! job's guests under `demand`.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub(super) const WITHIN: Scenario = Scenario {
 };
 
 const WINDOW: Duration = Duration::from_secs(60);
-/// What is there when merging has found what it can.
+/// From this second on, merging has found all that it can.
 const SETTLED_S: f64 = 45.0;
 const DEMAND: &str = "demand";
 
@@ -116,12 +117,12 @@ fn run_within(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// What these guests hold together; `None`: not known of all.
+/// Memory of these guests together; `None`: not known of all.
 fn allocated_mib(tick: &Tick, guests: &[String]) -> Option<f64> {
     guests.iter().map(|guest| tick.allocated_mib(guest)).sum()
 }
 
-/// The same, once it has settled.
+/// The mean of the same after [`SETTLED_S`].
 fn settled(course: &Course, guests: &[String]) -> f64 {
     let late = course.ticks.iter().filter(|tick| tick.at_s >= SETTLED_S);
     let held: Vec<f64> = late.filter_map(|tick| allocated_mib(tick, guests)).collect();

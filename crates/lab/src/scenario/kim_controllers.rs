@@ -1,11 +1,11 @@
-//! `kim-fig5`, `kim-fig6`: what the controllers of the scan rate are worth (Kim 2014 §6.2.1, Figs.
-//! 5 and 6).
+//! `kim-fig5`, `kim-fig6`: the benefit of the controllers of the scan rate (Kim 2014 §6.2.1,
+//! Figs. 5 and 6).
 //!
-//! Four guests of one group on all CPUs, two or more of which have less memory than they work on.
-//! `kim-fig5` has four guests that do the same, `kim-fig6` two that are short of memory and two
-//! that are short of CPU time. Where some CPU time is left over, all adaptive controllers scan
-//! fast; where none is, Adaptive-C scans slowly, Adaptive-CS fast as long as guests swap, and
-//! Adaptive-CSD fast as long as guests swap and scanning finds something.
+//! Four guests of one group run on all CPUs; two or more of them have less memory than their
+//! working set. `kim-fig5` has four guests that do the same, `kim-fig6` two that are short of
+//! memory and two that are short of CPU time. Where some CPU time is left over, all adaptive
+//! controllers scan fast. Where none is, Adaptive-C scans slowly, Adaptive-CS fast as long as
+//! guests swap, and Adaptive-CSD fast as long as guests swap and scanning finds something.
 
 use std::time::Duration;
 
@@ -29,9 +29,9 @@ pub(super) const MIXED: Scenario = Scenario {
 };
 
 const WINDOW: Duration = Duration::from_secs(40);
-/// Adaptive-CSD once more: how far apart two courses are between which nothing differs.
+/// Adaptive-CSD once more: the difference between two equal courses.
 const AGAIN: Setting = Setting { name: "csd_again", ..ADAPTIVE_CSD };
-/// Beyond it a comparison says nothing.
+/// The most noise that a target may allow for.
 const MOST_NOISE: f64 = 0.05;
 const CSD: &str = ADAPTIVE_CSD.name;
 
@@ -75,13 +75,13 @@ fn run_mixed(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// How many times faster a mix was under Adaptive-CSD, all of its guests together: the middle of
-/// the rounds.
+/// The speed of all guests of a mix together under Adaptive-CSD, divided by that under `against`:
+/// the middle of the rounds.
 fn gain(trial: &Trial, mix: &Mix, against: &str) -> f64 {
     middle(trial.gains(mix.name, CSD, against, |_| true)).0
 }
 
-/// The least of all mixes; not a number if one was not measured.
+/// The least gain of all mixes; NaN if one was not measured.
 fn least_gain(trial: &Trial, against: &str) -> (f64, String) {
     let gains: Vec<f64> = trial.mixes().iter().map(|mix| gain(trial, mix, against)).collect();
     let words: Vec<String> = trial
@@ -99,7 +99,7 @@ fn overall_gain(trial: &Trial, against: &str) -> f64 {
     geometric_mean(trial.mixes().iter().map(|mix| gain(trial, mix, against)))
 }
 
-/// How far apart the two courses under Adaptive-CSD are, in the mix where they are farthest.
+/// The difference between the two courses under Adaptive-CSD, in the mix where it is largest.
 fn add_noise(figures: &mut Figures, trial: &Trial) -> f64 {
     let apart = |mix: &Mix| (gain(trial, mix, AGAIN.name).ln().abs().exp() - 1.0, mix.name);
     let all: Vec<(f64, &str)> = trial.mixes().iter().map(apart).collect();
@@ -116,7 +116,7 @@ fn add_noise(figures: &mut Figures, trial: &Trial) -> f64 {
     noise
 }
 
-/// What looking and merging itself has taken.
+/// Adds the CPU time that scanning and merging themselves took.
 fn add_cpu(figures: &mut Figures, trial: &Trial) {
     for setting in CONTROLLERS {
         let mut seconds = 0.0;

@@ -1,15 +1,15 @@
-//! `kim-fig1`: how much slower a CPU-bound guest gets while identical pages are looked for on its
-//! CPU, by scan rate (Kim 2014, Figure 1).
+//! `kim-fig1`: the slowdown of a CPU-bound guest while its CPU also scans for identical pages, by
+//! scan rate (Kim 2014, Figure 1).
 //!
-//! A guest computes pi on a CPU of its own; two others hold memory that is the same in part, and
-//! write to what is their own, on the other CPU. In each case, with fresh guests, pi is measured
-//! before, while Overbook's engine or `ksmd` runs on its CPU at one rate, and after. Execution time
-//! is compared to the mean of before and after.
+//! A guest computes pi on a CPU of its own. Two others, on the other CPU, hold memory that is the
+//! same in part, and write to their private part. Each case has fresh guests. The speed of pi is
+//! measured before, while Overbook's engine or `ksmd` runs on its CPU at one rate, and after. The
+//! execution time is compared with the mean of before and after.
 //!
 //! The engine has the usual priority (nice 0), `ksmd` the kernel's (nice 5), as in the paper's
-//! NICE-5: where both want all of the CPU, `ksmd` gets a quarter of it and the engine half. The
-//! shims merge on the others' CPU; their time is in the engine's CPU use. Other than in the paper
-//! guests write meanwhile, so there is always something to hash.
+//! NICE-5. Where guest and scanner both want all of the CPU, `ksmd` gets a quarter of it and the
+//! engine half. The shims merge on the others' CPU; their time is in the engine's CPU use. Unlike
+//! in the paper, guests write meanwhile, so there is always something to hash.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const ROUNDS: u64 = 2;
-/// Pages in a millisecond; the last: as many as it can.
+/// Pages in a millisecond; the last rate is unlimited.
 const RATES: [Option<u32>; 5] = [Some(5), Some(20), Some(50), Some(100), None];
 const MEMORY: Bytes = Bytes::mib(256);
 const SAME_MB: u32 = 60;
@@ -44,11 +44,10 @@ const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
 const START_LIMIT: Duration = Duration::from_secs(90);
 const SETTLE: Duration = Duration::from_secs(2);
-/// Lines of pi's that are passed over when something begins or ends, and that a window has; one
-/// second each.
+/// Lines of pi to skip when something begins or ends, and lines in a window; one line a second.
 const BEGINNING: usize = 1;
 const WINDOW: usize = 4;
-/// Where pi runs and pages are looked for; the others have the next CPU.
+/// The CPU of pi and of the scanner; the other guests have the next one.
 const CPU: usize = 0;
 const PI: usize = 0;
 
@@ -58,24 +57,24 @@ enum Way {
     Kernel,
 }
 
-/// What one case came to.
+/// Results of one case.
 struct Case {
     way: Way,
     rate: Option<u32>,
-    /// How much longer pi took.
+    /// Extra time of pi.
     overhead: f64,
-    /// CPUs that looking took.
+    /// CPUs that scanning took.
     cpus: f64,
 }
 
-/// Looking for identical pages, on pi's CPU.
+/// Scanning in progress, on pi's CPU.
 enum At {
     Ours(Merger),
     Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    // Nobody else's before: it comes back there.
+    // `ksmd` stays on this CPU over all cases; its affinity from before returns at the end.
     let _ksmd = Pinned::to(CPU, Ksm::thread()?)?;
     let mut cases = Vec::new();
     for round in 0..ROUNDS {
@@ -126,13 +125,13 @@ fn case(context: &Context, seed: u64, way: Way, rate: Option<u32>) -> Result<Cas
     Ok(Case { way, rate, overhead: pairs.overhead().value, cpus })
 }
 
-/// Pi's, in operations per second, from now on.
+/// The speed of pi in operations per second, from now on.
 fn speed(lab: &Lab) -> Result<f64, LabError> {
     let rates = progress::rates(lab, BEGINNING, WINDOW)?;
     Ok(rates.get(PI).copied().unwrap_or(f64::NAN))
 }
 
-/// CPU time that looking has taken so far.
+/// CPU time that scanning has taken so far.
 fn cpu_s(at: &At, others: &[u32]) -> Result<f64, LabError> {
     match at {
         At::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),

@@ -1,9 +1,9 @@
 //! `kim-fig17`: a group's surplus on another host as swap space (Kim 2014 §8.2, Fig. 17).
 //!
-//! A guest that sorts, counts words or changes records in more memory than it has, twice and
-//! afresh: its swap on a disk with moving heads, and on the same disk with a repository beside it.
-//! What is the same is merged by Adaptive-CSD in both, as in the paper. The repository is on the
-//! same host, with a unix socket between: what a network adds is in `overdriver-table1`.
+//! A guest sorts, counts words or changes records in more memory than it has. Each job runs
+//! twice, with fresh guests: with swap on a disk with moving heads, and on the same disk with a
+//! repository. In both Adaptive-CSD merges identical pages, as in the paper. The repository is on
+//! the same host, behind a unix socket; `overdriver-table1` measures the cost of a network.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// What the guest got done, and how its disk did.
+/// The guest's course, and the readings of its disk.
 fn course(context: &Context, job: Job, lent: Bytes) -> Result<(Course, DiskReading), LabError> {
     let dir = context.dir.with_extension("swap");
     let read_delay_us = 1_000_000 / HARD_DISK_IOPS;

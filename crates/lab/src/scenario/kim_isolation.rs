@@ -1,14 +1,14 @@
-//! `kim-fig11`, `kim-fig12`, `kim-fig13`: a group beside another one, each with its own memory or
-//! all as one (Kim 2014 §6.3).
+//! `kim-fig11`, `kim-fig12`, `kim-fig13`: a group next to another one, each with its own memory
+//! or both as one (Kim 2014 §6.3).
 //!
-//! Two guests of the first group do a MapReduce job for which they have too little memory; two hold
-//! content that they have in common, and so make surplus. Beside them is a group of hogs
-//! (`kim-fig11`), of guests that swap at times (`kim-fig12`), or of guests that only need the CPU
-//! and have much in common (`kim-fig13`). GRP: each group has what its own guests leave. NOGRP: the
-//! daemon is told that all are of one group, as if the whole system shared.
+//! Two guests of the first group do a MapReduce job for which they have too little memory. Two
+//! others hold content that they have in common, and so make surplus. The second group consists
+//! of hogs (`kim-fig11`), of guests that swap at times (`kim-fig12`), or of guests that only need
+//! the CPU and have much in common (`kim-fig13`). GRP: each group has the surplus of its own
+//! guests. NOGRP: the daemon treats all guests as one group, as if the whole system shared.
 //!
-//! Other than in the paper the window is fixed and jobs repeat: an execution time is the inverse of
-//! what was done.
+//! Unlike in the paper, the window is fixed and jobs repeat: an execution time is the inverse of
+//! the work done.
 
 use std::time::Duration;
 
@@ -44,21 +44,21 @@ pub(super) const BUSY: Scenario = Scenario {
 };
 
 const WINDOW: Duration = Duration::from_secs(40);
-/// Writes random numbers to more memory than there is to be had, gives it up, and begins anew.
+/// Writes random numbers to more memory than is available, frees it, and begins anew.
 const MEMHOG: Job = Job { name: "hog", command: "memhog --mb 240 --hold 0.2 --rest 0.2" };
-/// Swaps when it begins with another part of its memory: as NPB DT at its beginning.
+/// Swaps when it begins with another part of its memory, like NPB DT at its start.
 const DT: Job = Job { name: "dt", command: "phases --mb 100 --parts 2 --length 10" };
 const MAPREDUCE: [Job; 3] = [SORT, WORDCOUNT, RECORDS];
-/// Guests of the first group that do the job: its first ones.
+/// The number of guests of the first group that do the job: its first ones.
 const WORKERS: usize = 2;
 const FIRST: &str = "mapreduce";
 const SECOND: &str = "others";
-/// What the page tables of a group grow by.
+/// Growth of a group's page tables.
 const PAGE_TABLES_MIB: f64 = 0.5;
 /// Guests of the other group.
 const OTHERS: usize = 2;
 
-/// One MapReduce job beside the other group, in both ways.
+/// One MapReduce job next to the other group, in both ways.
 struct Pair {
     job: &'static str,
     guests: Vec<MachineSpec>,
@@ -141,7 +141,7 @@ fn add_others(figures: &mut Figures, pairs: &[Pair], paper: &str) {
     }
 }
 
-/// Each job beside guests that all do `other`.
+/// Each job next to guests that all do `other`.
 fn pairs(context: &Context, other: Job) -> Result<Vec<Pair>, LabError> {
     let mut pairs = Vec::new();
     for job in MAPREDUCE {
@@ -164,7 +164,7 @@ fn pairs(context: &Context, other: Job) -> Result<Vec<Pair>, LabError> {
 }
 
 impl Pair {
-    /// How many times faster these guests were in groups than without.
+    /// The speed of each of these guests in groups, divided by its speed without.
     fn gains(&self, guests: std::ops::Range<usize>) -> impl Iterator<Item = f64> {
         let speeds = self.group.speeds.iter().zip(&self.system.speeds);
         speeds.skip(guests.start).take(guests.len()).map(|(group, system)| group / system)
@@ -178,9 +178,9 @@ impl Pair {
         geometric_mean(self.gains(self.guests.len() - OTHERS..self.guests.len()))
     }
 
-    /// The most that one of the two groups occupied beyond what it pays for, in MiB; not a number
-    /// when that was never known of all its guests. What it begins with is its own: all that it
-    /// pays for, and page tables.
+    /// The most that one of the two groups occupied beyond its own memory, in MiB; NaN when the
+    /// memory of all its guests was never known. A group's own memory is what it occupied first,
+    /// page tables included, but no less than what it pays for.
     fn beyond_mib(&self, course: &Course, group: &str) -> f64 {
         let members = self.guests.iter().filter(|guest| guest.group == group);
         let budget = members.map(|guest| guest.memory_base).sum::<Bytes>().as_mib();
@@ -189,7 +189,7 @@ impl Pair {
         used.map(|used| (used - own).max(0.0)).fold(f64::NAN, f64::max)
     }
 
-    /// What one of the two groups occupied; `None`: it was not known of all its guests.
+    /// Memory that one of the two groups occupied; `None`: not known of all its guests.
     fn used_mib(&self, tick: &Tick, group: &str) -> Option<f64> {
         let used = |guest: &MachineSpec| {
             let vm = tick.case.view.vms.get(&VmName::from(guest.name.as_str()))?;
@@ -199,7 +199,7 @@ impl Pair {
         Some(members.map(used).sum::<Option<Bytes>>()?.as_mib())
     }
 
-    /// What one of the two groups occupied over time.
+    /// Memory that one of the two groups occupied over time.
     fn line(&self, name: &str, course: &Course, group: &str) -> Line {
         let point = |tick: &Tick| Some((tick.at_s, self.used_mib(tick, group)?));
         Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }

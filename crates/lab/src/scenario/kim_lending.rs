@@ -1,10 +1,11 @@
-//! `kim-fig14`, `kim-fig15`: what lending between groups is worth (Kim 2014 §7.2, Figs. 14 and 15).
+//! `kim-fig14`, `kim-fig15`: the benefit of lending between groups (Kim 2014 §7.2, Figs. 14 and
+//! 15).
 //!
-//! Group A is bound by the CPU, leaves memory idle that merging has found, and comes to be short
-//! itself after a while. Group B is short of memory from the beginning. Three times the same:
-//! groups by themselves (GRP), groups that lend (GRP-M), and one group of all guests (NOGRP), where
-//! nothing is anybody's. `kim-fig14` compares how much they get done, `kim-fig15` shows who has how
-//! much memory when.
+//! Group A is bound by the CPU, leaves memory idle that merging has found, and runs short itself
+//! after a while. Group B is short of memory from the beginning. The same runs in three ways:
+//! groups by themselves (GRP), groups that lend (GRP-M), and one group of all guests (NOGRP),
+//! where no memory belongs to either. `kim-fig14` compares the work done, `kim-fig15` shows the
+//! memory of both groups over time.
 
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ const WINDOW: Duration = Duration::from_secs(140);
 const A: &str = "a";
 const B: &str = "b";
 
-/// Who is in which group, and whether groups lend.
+/// The groups of A's and B's guests, and whether groups lend.
 struct Way {
     name: &'static str,
     groups: [&'static str; 2],
@@ -71,21 +72,21 @@ fn outcome(context: &Context, way: &Way) -> Result<Outcome, LabError> {
 }
 
 impl Outcome {
-    /// How fast the guests of A, in their second job, and of B were: the geometric mean over each
+    /// The speeds of the guests of A, in their second job, and of B: the geometric mean over each
     /// group.
     fn speeds(&self) -> [f64; 2] {
         let (a, b) = self.course.speeds.split_at(self.guests[0].len());
         [a, b].map(|speeds| geometric_mean(speeds.iter().copied()))
     }
 
-    /// How many times faster than in `other`: A, B, and the geometric mean of both.
+    /// Speeds divided by those in `other`: A, B, and the geometric mean of both.
     fn gains(&self, other: &Self) -> [f64; 3] {
         let ([a, b], [other_a, other_b]) = (self.speeds(), other.speeds());
         let (a, b) = (a / other_a, b / other_b);
         [a, b, geometric_mean([a, b])]
     }
 
-    /// What A has lent, over time; nothing where it is no group.
+    /// Memory that A has lent, over time; zero where A is no group.
     fn lent(&self) -> impl Iterator<Item = (f64, f64)> {
         let lent = |tick: &Tick| {
             let ledger = tick.plan.groups.get(&GroupName::from(A));
@@ -147,7 +148,7 @@ fn run_memory(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// How much was lent, and how soon it came back when A needed it.
+/// Adds the most that was lent, and the time until it came back when A needed it.
 fn add_loan(figures: &mut Figures, outcome: &Outcome) {
     let most = outcome.most_lent();
     let figure = Figure::new(most, "MiB", "the most at once").target(Target::AtLeast(10.0));
@@ -165,7 +166,7 @@ fn add_loan(figures: &mut Figures, outcome: &Outcome) {
     figures.add("returned_s", Figure::new(seconds, "s", note).target(Target::AtMost(15.0)));
 }
 
-/// What these guests may use together, over time.
+/// Memory that these guests may use together, over time.
 fn allocated(name: &str, course: &Course, guests: &[String]) -> Line {
     let held =
         |tick: &Tick| guests.iter().map(|guest| tick.allocated_mib(guest)).sum::<Option<f64>>();

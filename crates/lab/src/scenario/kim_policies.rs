@@ -1,8 +1,8 @@
-//! `kim-fig8`: who should be given what merging has found (Kim 2014 §6.2.2, Fig. 8).
+//! `kim-fig8`: the distribution of the memory that merging has saved (Kim 2014 §6.2.2, Fig. 8).
 //!
-//! Two guests that are short of memory beside two that are short of CPU time, under the three
-//! reprovisioning policies, all with Adaptive-CSD: `fair` gives everybody the same, `entitlement`
-//! to each what it has contributed, `demand` all to those that swap.
+//! Two guests that are short of memory run next to two that are short of CPU time, under the
+//! three reprovisioning policies, all with Adaptive-CSD. `fair` gives all guests the same,
+//! `entitlement` gives each its own contribution, `demand` gives all to those that swap.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const WINDOW: Duration = Duration::from_secs(40);
-/// Of what has a target, the middle of so many counts: a guest that sorts in swap is at one time
-/// several times faster than at another.
+/// Rounds of a figure with a target; the middle one counts. A guest that sorts in swap is at
+/// times several times faster than at others.
 const SORT_ROUNDS: u32 = 3;
 
 fn run(context: &Context) -> Result<Figures, LabError> {

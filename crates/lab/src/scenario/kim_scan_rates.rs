@@ -1,9 +1,8 @@
 //! `kim-fig7`: how the adaptive controllers change the scan rate while guests run (Kim 2014 §6.2.1,
 //! Fig. 7).
 //!
-//! Two guests sort more text than they have memory for, beside two that use up the CPUs. Each
-//! controller has a plot of its rate, of what it saves, and of what the guests swap, second by
-//! second.
+//! Two guests sort more text than fits into their memory, next to two that use up the CPUs. Each
+//! controller has a plot of its rate, its saving, and the guests' swapping, second by second.
 
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const WINDOW: Duration = Duration::from_secs(90);
 const ADAPTIVE: [&str; 3] = ["c", "cs", "csd"];
-/// The controllers have three periods to react before it counts.
+/// The first three seconds do not count: the controllers have three periods to react.
 const EARLY_S: std::ops::Range<f64> = 3.0..30.0;
 const LATE_S: std::ops::Range<f64> = 45.0..90.0;
 
@@ -68,7 +67,7 @@ fn add_figures(figures: &mut Figures, courses: &[(&str, Course)]) {
     }
 }
 
-/// Over the seconds in which the daemon answered.
+/// The mean over the seconds in which the daemon answered.
 fn mean_rate(course: &Course, seconds: &std::ops::Range<f64>) -> f64 {
     let ticks = course.ticks.iter().filter(|tick| seconds.contains(&tick.at_s));
     let rates: Vec<f64> = ticks.map(|tick| tick.scan_rate(GROUP)).collect();

@@ -1,15 +1,16 @@
-//! `kim-table1`: what is shareable among all VMs, within groups only, and within each VM only (Kim
-//! 2014, Table 1).
+//! `kim-table1`: memory that is shareable among all VMs, within groups only, and within each VM
+//! only (Kim 2014, Table 1).
 //!
-//! Two groups of four guests work for a while. Then identical pages are looked for flat out until
-//! nothing more is found, by one engine for all guests, by one for each group, or by one for each
-//! guest: an engine knows only those that it is given. Each case begins with fresh guests of the
-//! same seeds, for what has been merged once stays apart from what has not. Counted is what sharing
-//! saves: of each content all pages but one. Pages of zeros are dropped and stand apart.
+//! Two groups of four guests work for a while. Then engines scan for identical pages at full
+//! speed until nothing more is found: one engine for all guests, one for each group, or one for
+//! each guest. An engine knows only the guests that it is given. Each case has fresh guests of
+//! the same seeds, because pages that were merged once stay separate from the others. The figures
+//! count the saving of sharing: of each content all pages but one. Pages of zeros are dropped and
+//! counted separately.
 //!
-//! Other than in the paper both groups run the same system always; `graph` stands for NPB BT; and a
-//! guest's program, which is the whole of its software beside the kernel, is small: less is the
-//! same than with a full system.
+//! Unlike in the paper, both groups always run the same system, and `graph` stands for NPB BT. A
+//! guest's only software besides the kernel is its small program, so fewer pages are the same
+//! than with a full system.
 
 use std::time::{Duration, Instant};
 
@@ -32,23 +33,23 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const MEMORY: Bytes = Bytes::mib(128);
 const GUESTS_OF_GROUP: usize = 4;
 const START_LIMIT: Duration = Duration::from_secs(90);
-/// How long the guests work before it is looked what they share.
+/// The time that the guests work before their sharing is measured.
 const WORK: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Looking is over when so long nothing more than [`LITTLE`] was saved, or at last after
+/// Scanning ends when this time passes with no more than [`LITTLE`] saved, or at last after
 /// [`LOOK_LIMIT`].
 const QUIET: Duration = Duration::from_secs(4);
 const LITTLE: f64 = 0.5;
 const LOOK_LIMIT: Duration = Duration::from_secs(25);
 
-/// What the two groups run, and the paper's row for it.
+/// The workloads of the two groups, and the paper's row for them.
 struct Mix {
     name: &'static str,
     work: [&'static str; 2],
     paper: Row,
 }
 
-/// What each grouping came to.
+/// The result of each grouping.
 struct Row {
     system: Shared,
     group: Shared,
@@ -61,7 +62,7 @@ impl Row {
     }
 }
 
-/// What one grouping came to, in MiB (in the paper: MB).
+/// The result of one grouping, in MiB (in the paper: MB).
 struct Shared {
     /// Without pages of zeros.
     saved: f64,
@@ -69,7 +70,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// As the paper prints it: all, and the zeros of it.
+    /// From the paper's form: the total, and the part that is zeros.
     const fn printed(all: f64, zeros: f64) -> Self {
         Self { saved: all - zeros, zeros }
     }
@@ -119,7 +120,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// What is shared if so many guests each have an engine of their own.
+/// Memory shared when each engine has `together` guests.
 fn shared(context: &Context, mix: &Mix, together: usize) -> Result<Shared, LabError> {
     let guest = |number: usize| {
         let group = number / GUESTS_OF_GROUP;
@@ -152,7 +153,7 @@ fn shared(context: &Context, mix: &Mix, together: usize) -> Result<Shared, LabEr
     Ok(shared)
 }
 
-/// What they save when nothing more is found.
+/// The saving when nothing more is found.
 fn until_quiet(engines: &[Merger]) -> Result<Shared, LabError> {
     let began = Instant::now();
     let mut last_change = (Instant::now(), 0.0);

@@ -1,11 +1,11 @@
-//! `kim-table2`: what a group has to spare as a cache of a guest's disk (Kim 2014 §6.2.3, Table 2).
+//! `kim-table2`: a group's spare memory as a cache of a guest's disk (Kim 2014 §6.2.3, Table 2).
 //!
-//! One guest reads a file at random, more than its memory holds, from a disk with moving heads. It
+//! One guest reads at random from a file larger than its memory, on a disk with moving heads. It
 //! does not swap, so `demand` gives it little. Four others compute pi and hold much that is the
-//! same. What merging finds there is shared out by each policy in turn, and once what nobody asks
-//! for is a cache of the disk.
+//! same. Each policy in turn distributes the memory that merging saves there. In one more
+//! setting, memory that no guest demands is a cache of the disk.
 //!
-//! Each setting has fresh guests. Merging has the warm-up to find what is the same; the window
+//! Each setting has fresh guests. Merging finds identical pages in the warm-up; only the window
 //! counts.
 
 use std::sync::Arc;
@@ -39,9 +39,9 @@ const FILE: Bytes = Bytes::mib(256);
 const READ_US: u32 = 6_667;
 const WARM_UP: Duration = Duration::from_secs(60);
 const WINDOW: Duration = Duration::from_secs(60);
-/// What each read brings, in KiB.
+/// Size of each read, in KiB.
 const READ_KIB: f64 = 16.0;
-/// What the cache is to give back.
+/// Memory that the cache is to give back.
 const GIVEN_BACK: Bytes = Bytes::mib(1024);
 const ROUNDS: u32 = 3;
 
@@ -96,7 +96,7 @@ fn course(context: &Context, way: &Way) -> Result<Course, LabError> {
     Ok(course)
 }
 
-/// What lies in the file: no page of it is like another, or merging would find them.
+/// Content of the file: no two pages are alike, or merging would find them.
 fn content(seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let words = (0..FILE.0 / 8).flat_map(|_| random.between(0, u64::MAX - 1).to_le_bytes());
@@ -140,7 +140,7 @@ fn add_figures(figures: &mut Figures, seen: &[(String, Course)]) {
     }
 }
 
-/// What the cache was, by second.
+/// The cache's readings, by second.
 fn caches(course: &Course) -> impl Iterator<Item = (f64, &CacheReading)> {
     course.ticks.iter().filter_map(|tick| {
         let cache = tick.case.view.caches.values().next()?;
@@ -148,7 +148,7 @@ fn caches(course: &Course) -> impl Iterator<Item = (f64, &CacheReading)> {
     })
 }
 
-/// How long a full cache takes to give all back, in milliseconds.
+/// The time that a full cache takes to give all back, in milliseconds.
 fn give_back_ms() -> Result<f64, LabError> {
     const READ: usize = 1 << 20;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -1,11 +1,11 @@
 //! `kvm-host`: guests under KVM, on several kernels, keep every byte.
 //!
 //! Each kernel is booted in virtual hosts ([`crate::virtual_host`]), one for each experiment, so
-//! that the death of one says nothing of the others. The first looks at the kernel: whether KVM
-//! with nested page tables, cgroups, zram, MGLRU and (where it was built in) DAMON are real. The
-//! others run `reclaimed`, `shim-stress`, `dedup-soak` and `free-soak` as they are.
+//! that the death of one does not affect the others. The first checks the kernel: whether KVM
+//! with nested page tables, cgroups, zram, MGLRU and (where it was built in) DAMON work. The
+//! others run `reclaimed`, `shim-stress`, `dedup-soak` and `free-soak` unchanged.
 //!
-//! An experiment that comes to no result has no figure, and so misses its target.
+//! An experiment without a result has no figure, and so misses its target.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const EXPERIMENTS: [&str; 4] = ["reclaimed", "shim-stress", "dedup-soak", "free-
 /// A boot, guests' boots and two rounds of verification, all at a thirtieth of the speed.
 const OVERHEAD: Duration = Duration::from_secs(600);
 
-/// One line for each thing that a host of guests must have; `no` before what it lacks.
+/// One line for each feature that a host of guests must have; `no` before a missing one.
 const CHECKS: &str = r#"
 check() { name=$1; shift; if "$@" > /dev/null 2>&1; then echo "yes $name"; else echo "no $name"; fi; }
 check kvm test -c /dev/kvm
@@ -74,8 +74,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Runs a script, and answers its output and, behind that, the fault of a host that died. A fault
-/// of the request, and an interruption, are errors.
+/// Runs a script; returns its output, followed by the error of a host that died or timed out.
+/// A faulty request and an interruption are errors.
 fn ask(kernel: &str, script: &str, limit: Duration) -> Result<String, LabError> {
     let mut output = Vec::new();
     let result = VirtualHost::new(kernel).run(script.as_bytes(), limit, &mut output);
@@ -117,7 +117,7 @@ fn add_experiment(figures: &mut Figures, kernel: &str, experiment: &str, said: &
     let bad_bytes = result.bad_bytes.unwrap_or(f64::NAN);
     let figure = Figure::new(bad_bytes, "B", "wrong bytes that its guests found");
     figures.add(&name("bad_bytes"), figure.target(Target::Equals(0.0)));
-    // Times there mean nothing, and some targets are times.
+    // Times in a virtual host mean nothing, and some targets are times.
     let note = match result.missed.is_empty() {
         true => "of its other targets".to_owned(),
         false => result.missed.join(", "),
@@ -128,9 +128,9 @@ fn add_experiment(figures: &mut Figures, kernel: &str, experiment: &str, said: &
 /// The result of an experiment in a virtual host.
 #[derive(Debug, Default, PartialEq)]
 struct Inner {
-    /// Of all its guests; `None`: it came to no result.
+    /// Wrong bytes of all its guests; `None`: it has no result.
     bad_bytes: Option<f64>,
-    /// Its figures that are not what they must be, with their values.
+    /// The figures that miss their targets, with their values.
     missed: Vec<String>,
 }
 
@@ -152,7 +152,7 @@ impl Inner {
     }
 }
 
-/// Whether the value of a figure is what its target, as [`Target`] shows itself, says.
+/// Whether the value of a figure meets its target, given as [`Target`] displays it.
 fn is_met(target: Option<&str>, value: Option<f64>) -> bool {
     let Some((sign, limit)) = target.and_then(|target| target.split_once(' ')) else { return true };
     let Ok(limit) = limit.parse() else { return false };

@@ -1,14 +1,14 @@
-//! `let-go`: for how long a thread of QEMU's waits until all of a large VM's memory is in its
-//! place.
+//! `let-go`: the time that a thread of QEMU waits until all of a large VM's memory is mapped
+//! again.
 //!
-//! Before QEMU registers guest RAM with a userfaultfd of its own (postcopy, a background snapshot),
-//! hands it to a device, or changes what is mapped there, everything that is out of reach must be
-//! back, and QEMU's thread waits for that, as a rule with the lock that all of QEMU needs. So the
-//! shim lets only so much be out of reach at a time. Here that much is, of 16 GiB that are tracked
-//! in granules of 128 KiB, and in those of 2 MiB, in which large VMs are tracked; then the program
-//! does what QEMU does.
+//! QEMU may register guest RAM with a userfaultfd of its own (postcopy, a background snapshot),
+//! hand it to a device, or change its mappings. Before that, all revoked memory must be back.
+//! QEMU's thread waits for that, usually with the lock that all of QEMU needs. So the shim limits
+//! the memory that is revoked at a time. Here all of that limit is revoked, of 16 GiB that are
+//! tracked in granules of 128 KiB, and in those of 2 MiB, as large VMs are. Then the program does
+//! what QEMU does.
 //!
-//! No memory beyond that is touched: what is not there is not out of reach either.
+//! No memory beyond the limit is touched: memory that is not resident is not revoked either.
 
 use std::time::{Duration, Instant};
 
@@ -52,15 +52,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// For how long the program waited, in milliseconds.
+/// The program's waiting times, in milliseconds.
 #[derive(Default)]
 struct Waits {
-    /// When it registered its memory itself.
+    /// When the program registered its memory itself.
     registered: Vec<f64>,
-    /// When it mapped more.
+    /// When the program mapped more.
     grown: Vec<f64>,
     longest_ms: f64,
-    /// So much was out of reach each time.
+    /// Memory that was revoked each time.
     mib: u64,
 }
 
@@ -81,8 +81,8 @@ impl Waits {
         Ok(waits)
     }
 
-    /// For how long the program takes for this command, while as much as may be is out of reach;
-    /// `undo` is told the number that it answers.
+    /// The program's time for `command`, while as much as allowed is revoked; `undo` gets the
+    /// number that the program prints.
     fn of(
         &mut self,
         program: &mut Program,

@@ -1,23 +1,23 @@
-//! `meb-accuracy`: working sets and miss-ratio curves as the product estimates them, against every
-//! access that the guests made (MEB §5.2.1, Fig. 10).
+//! `meb-accuracy`: the product's estimates of working sets and miss-ratio curves, compared with
+//! every access that the guests made (MEB §5.2.1, Fig. 10).
 //!
-//! Ten workloads, each in a guest of its own that has both the shim and the tracer. The worker's
-//! own code tracks it within the 1 % budget, while the tracer records each page touched in each
-//! tenth of a second: estimate and truth come from the same run, the same clock and the same
-//! definition, the truth exactly and over all granules. (The paper compares two runs, aligned by
-//! instruction counts.) Like the paper, which samples every five seconds, they are compared
-//! interval by interval: the mean working set and the mean curve of five seconds, of the estimate
-//! and of the truth, after a time in which the filling of memory is forgotten. A second figure
-//! compares single moments: there, a change that is seen a second late counts as one that is not
-//! seen.
+//! Ten workloads run, each in a guest of its own that has both the shim and the tracer. The
+//! worker's own code tracks it within the 1 % budget, while the tracer records each page touched
+//! in each tenth of a second. Estimate and truth come from the same run, the same clock and the
+//! same definition; the truth is exact and covers all granules. (The paper compares two runs,
+//! aligned by instruction counts.) The comparison is by intervals of five seconds, at which the
+//! paper samples: the mean working set and the mean curve, of the estimate and of the truth,
+//! after the effect of filling memory has aged out. A second figure compares single moments,
+//! where a change that is seen a second late counts as one that is not seen.
 //!
-//! Four of them run once more, each with half of what it holds paged out by the same code to the
-//! host's compressed memory: the curve must still be that of all of its memory, in and out.
+//! Four of them run once more, each with half of its memory paged out by the same code to the
+//! host's compressed memory. The curve must still cover all of its memory, resident and paged
+//! out.
 //!
-//! The true curves are written beside the page, one for each interval: the balancer is simulated
-//! with them (`crates/sim/benches/fleet.rs`).
+//! The true curves are written next to the page, one for each interval. The simulation of the
+//! balancer uses them (`crates/sim/benches/fleet.rs`).
 //!
-//! Left out: how well a guest is tracked at full speed. The tracer slows memory accesses down
+//! Left out: the accuracy for a guest at full speed. The tracer slows memory accesses down
 //! several times, so the patterns are the workloads' own but sparser in time.
 
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// How guests are tracked.
+/// The way in which guests are tracked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// By the shim's traps, in granules of 128 KiB.
@@ -86,40 +86,40 @@ impl Source {
 const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Some time constants of the ageing.
 const WARM_UP: Duration = Duration::from_secs(30);
-/// Which are looked at while half of their memory is out.
+/// The workloads that also run with half of their memory out.
 pub(super) const OUT: [&str; 4] = ["kv", "phases", "graph", "sort"];
-/// How long half of it may take to go.
+/// The longest time for half of it to be paged out.
 const OUT_LIMIT: Duration = Duration::from_secs(60);
 pub(super) const ZRAM: Bytes = Bytes::mib(1024);
 const MEASURE: Duration = Duration::from_secs(60);
-/// How often estimate and truth are looked at; the estimate is renewed twice as often.
+/// Period in which estimate and truth are sampled; the estimate is renewed twice as often.
 const EVERY: Duration = Duration::from_millis(200);
-/// Moments in an interval, which is what is compared.
+/// Moments in an interval, the unit of comparison.
 const INTERVAL: usize = 25;
 /// Moments in a second.
 const SECOND: usize = 5;
-/// Points of a curve that is written.
+/// Points of a curve in the written file.
 const POINTS: usize = 32;
 /// Sizes at which the mean curves of an interval are compared.
 const SIZES: u32 = 512;
 
-/// What was and what was thought.
+/// A true value and its estimate.
 #[derive(Debug, Clone)]
 struct Pair<T> {
     exact: T,
     estimated: T,
 }
 
-/// Both at one moment. Sizes are in bytes.
+/// Truth and estimate at one moment. Sizes are in bytes.
 struct Moment {
     at_s: f64,
-    /// An estimate of nothing, when nothing was known.
+    /// The estimate is zero when it was not known.
     size: Pair<f64>,
     curve: Pair<MissRatioCurve>,
     references_per_s: f64,
 }
 
-/// Both over one interval.
+/// Truth and estimate over one interval.
 #[derive(Debug)]
 struct Interval {
     size: Pair<f64>,
@@ -134,7 +134,7 @@ pub(super) struct Row {
     pub(super) vcpu_share: f64,
     /// The tracker's own CPU time, of one CPU.
     pub(super) cpu_share: f64,
-    /// What was paged out of what it held, in the mean; 0: nothing was to be.
+    /// The share of its memory that was paged out, in the mean; 0 when none was to be.
     out_share: f64,
 }
 
@@ -152,7 +152,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Some at a time; `is_out`: while half of their memory is.
+/// Compares all, some at a time; `is_out`: with half of their memory paged out.
 pub(super) fn compare_all(
     context: &Context,
     workloads: &[Workload],
@@ -225,8 +225,8 @@ fn compare(
     Ok(rows)
 }
 
-/// Has half of what each guest holds paged out, and waits until it is, or has had its time:
-/// `out_share` tells how much that was.
+/// Has half of each guest's memory paged out, and waits until it is, or until [`OUT_LIMIT`].
+/// `out_share` measures the result.
 fn page_half_out(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
     let mut halves = Vec::new();
     for (machine, watch) in lab.machines().iter().zip(watches) {
@@ -252,7 +252,7 @@ fn overhead(machine: &Machine) -> Result<Overhead, LabError> {
     Ok(Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?)
 }
 
-/// What of what a guest holds is paged out now.
+/// The share of a guest's memory that is paged out now.
 fn out_share(machine: &Machine) -> Result<f64, LabError> {
     let out = Counters::of(machine.process().pid).map_err(std::io::Error::other)?.swapped.as_mib();
     Ok(out / (out + overhead(machine)?.guest.as_mib()))
@@ -286,7 +286,7 @@ fn moments(
 }
 
 impl Pair<f64> {
-    /// 1 is right; nothing known is as wrong as can be.
+    /// 1 is right; a missing estimate has accuracy 0.
     fn accuracy(&self) -> f64 {
         1.0 - (self.estimated - self.exact).abs() / self.exact.max(1.0)
     }
@@ -360,7 +360,7 @@ fn figures(context: &Context, rows: &[Row]) -> Figures {
     figures
 }
 
-/// How true working sets and curves are.
+/// Adds the accuracy of working sets and curves.
 pub(super) fn add_all(figures: &mut Figures, rows: &[Row]) {
     let accuracies = || rows.iter().map(Row::accuracy);
     let least = accuracies().fold(f64::INFINITY, f64::min);
@@ -411,7 +411,7 @@ pub(super) fn add_all(figures: &mut Figures, rows: &[Row]) {
     }
 }
 
-/// The same of guests half of whose memory is out.
+/// The same for guests with half of their memory paged out.
 pub(super) fn add_out(figures: &mut Figures, rows: &[Row]) {
     let share = mean(rows.iter().map(|row| row.out_share));
     let note = format!(

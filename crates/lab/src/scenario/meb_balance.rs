@@ -1,17 +1,17 @@
 //! `meb-table3` to `meb-table8`: memory balanced between guests by their miss-ratio curves (Wang
 //! 2016 §5.3).
 //!
-//! The paper's guests, a fifth as large where they are large (an eighth in Table 8), with programs
-//! of the same kinds: `suite` for DaCapo, `graph` for Graph Analytics, `data` for Data Analytics,
-//! `pi` for 186.crafty, `random-array` for 429.mcf. Swap lies on a disk of 3,000 operations per
-//! second, as a general volume of a cloud has.
+//! The guests are the paper's, a fifth as large where they are large (an eighth in Table 8), with
+//! programs of the same kinds: `suite` for DaCapo, `graph` for Graph Analytics, `data` for Data
+//! Analytics, `pi` for 186.crafty, `random-array` for 429.mcf. Swap lies on a disk of 3,000
+//! operations per second, like a general volume of a cloud.
 //!
-//! Table 8 is sixteen guests, for which the paper had as many CPUs. Here they have two, and
-//! programs are held to a pace that these can keep, with time to spare, where there is enough
-//! memory: what one does not get done for want of memory is nobody else's gain. So that a graph is
-//! gone through in seconds at that pace, its vertices have properties that nobody reads. What
-//! guests need is what they hold when they miss nothing: some 70 MB more than their programs' data.
-//! Memory moves for longer before it counts.
+//! Table 8 has sixteen guests, for which the paper had as many CPUs. Here they share two.
+//! Programs run at a pace that these can sustain, with time to spare, where there is enough
+//! memory. So CPU time that one guest leaves unused for lack of memory does not speed up the
+//! others. To keep a graph traversal within seconds at that pace, its vertices have properties
+//! that no program reads. A guest's need is the memory that it holds when it misses nothing: some
+//! 70 MB more than its programs' data. Memory moves for longer before the measurement begins.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ pub(super) const OSCILLATION: Scenario = Scenario {
 
 const LOW: Bytes = Bytes::mib(100);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Memory moves within that, and it counts for somewhat longer.
+/// Somewhat longer than memory takes to move.
 const WARM_UP: Duration = Duration::from_secs(40);
 
 const fn member(name: &'static str, command: &'static str, initial: u64, high: u64) -> Member {
@@ -76,7 +76,7 @@ const fn table(members: &'static [Member]) -> Table {
     Table { members, low: LOW, swap_iops: 3_000, warm_up: WARM_UP, window: MINUTE, rounds: 1 }
 }
 
-/// For programs that are several, one after the other: all of them count, from the first.
+/// For workloads of several programs, one after the other: all of them count, from the first.
 const fn long_table(members: &'static [Member]) -> Table {
     Table { warm_up: Duration::ZERO, window: Duration::from_secs(120), ..table(members) }
 }
@@ -92,7 +92,8 @@ fn table_3(context: &Context) -> Result<Figures, LabError> {
     measure(context, TABLE_3.name, &long_table(&GUESTS), &paper)
 }
 
-/// Each suite once, as in the paper; who does not come to its end is slow enough to tell how slow.
+/// Each suite runs once, as in the paper; a suite that does not finish is slow enough for a
+/// figure.
 fn table_4(context: &Context) -> Result<Figures, LabError> {
     const BEGINNING: Duration = Duration::from_secs(30);
     const LIMIT: Duration = Duration::from_secs(240);

@@ -1,14 +1,14 @@
-//! `meb-imt`: intermittent tracking over recorded traces: how often it is on, and how wrong it is
-//! meanwhile (MEB §5.2.3, Table II).
+//! `meb-imt`: intermittent tracking over recorded traces: how often it is on, and its error (MEB
+//! §5.2.3, Table II).
 //!
 //! Each workload is recorded once, with tracking always on: its mean working set in every second,
-//! and its event. Every way to judge the event is then replayed over the same trace: when it says
-//! "on" the recorded working set is known, else the last known one stands. A second stands for the
-//! paper's interval of five, as the workloads' phases are shorter by as much. The event is the
-//! paper's dTLB misses where there is a counter for them; here it is the touches of a small sample
-//! of granules that stays tracked, as the worker counts them.
+//! and its event. Each way to judge the event is then replayed over the same trace: when it says
+//! "on" the recorded working set is known, else the last known one stands. One second stands for
+//! the paper's interval of five, because the workloads' phases are shorter by the same factor.
+//! The paper's event is dTLB misses, where there is a counter for them. Here the event is the
+//! touches of a small sample of granules that stays tracked, as the worker counts them.
 //!
-//! The traces are written beside the page (`meb-imt-<workload>.csv`).
+//! The traces are written next to the page (`meb-imt-<workload>.csv`).
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -32,13 +32,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// The paper's fixed thresholds, with what it found: up ratio and error in percent.
+/// The paper's fixed thresholds with its results: up ratio and error, in percent.
 const FIXED: [(f64, &str, &str); 4] =
     [(0.05, "37.3", "4.0"), (0.10, "25.1", "8.0"), (0.20, "17.0", "9.4"), (0.30, "14.8", "11.7")];
 const FILL_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(15);
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Looks at the working set in an interval.
+/// Samples of the working set in an interval.
 const LOOKS: u32 = 5;
 /// Intervals of a trace.
 const LENGTH: u32 = 180;
@@ -89,7 +89,7 @@ fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabEr
     Ok(traces)
 }
 
-/// Looks at which either is not known are left out.
+/// Leaves out samples in which the working set or the event is not known.
 fn samples(record: &Record, from_us: u64) -> Vec<Sample> {
     let seen = record.seen.iter().filter(|seen| seen.at_us >= from_us);
     let known = |seen: &watch::Seen| Some((seen.tracking.working_set?.0 as f64, seen.event?));
@@ -111,7 +111,7 @@ impl Trace {
     }
 }
 
-/// Means over the traces: up ratio and error. No trace, no number.
+/// Means over the traces: up ratio and error. Without a trace both are NaN.
 fn means(traces: &[Trace], judgement: Judgement) -> (f64, f64) {
     let all: Vec<Replay> = traces.iter().map(|trace| replay(judgement, &trace.samples)).collect();
     let mean = |of: fn(&Replay) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
@@ -164,7 +164,7 @@ fn figures(context: &Context, traces: &[Trace]) -> Figures {
     figures
 }
 
-/// As Figures 11 and 12: recorded and gone by, and when tracking was on.
+/// As Figures 11 and 12: the recorded working set, the assumed one, and when tracking was on.
 fn page(traces: &[Trace]) -> Page {
     let mut page = Page::default();
     for trace in traces {

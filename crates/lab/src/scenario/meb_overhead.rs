@@ -1,30 +1,31 @@
-//! `meb-overhead`: what each way to track takes from the guest (MEB §5.2.2 and §5.2.3, Table I).
+//! `meb-overhead`: the cost to the guest of each way to track (MEB §5.2.2 and §5.2.3, Table I).
 //!
 //! Each workload runs in a guest of its own while tracking is switched off and on. Guest, fault
-//! handler and tracker share one CPU, so all that tracking takes (traps, moves, updates of the LRU
-//! stack) is taken from the workload. Ways that are dear show in the workload's own rate with and
-//! without ([`pairs`](crate::meb::pairs)), which has a noise of several percent. Ways that are off
-//! most of the time or cost a percent are told by the time that tracking takes
-//! ([`taken`](crate::meb::taken)); their speeds are shown, too.
+//! handler and tracker share one CPU, so the workload pays for all that tracking costs (traps,
+//! moves, updates of the LRU stack). Expensive ways show in the workload's own rate with and
+//! without tracking ([`pairs`](crate::meb::pairs)), which has a noise of several percent. Ways
+//! that are off most of the time or cost a percent are measured by the CPU time that tracking
+//! takes ([`taken`](crate::meb::taken)); their speeds are shown, too.
 //!
-//! In the paper updates are made within the trap, and the guest waits for them; here they are made
-//! beside it, from a ring, which a linked list cannot keep up with: updates that were not made
-//! because traps came too fast are added at the price of those that were made.
+//! In the paper the trap handler makes the updates, and the guest waits for them. Here the
+//! tracker makes them asynchronously, from a ring, and a linked list cannot keep up with that.
+//! Updates that were lost because traps came too fast are added at the cost of those that were
+//! made.
 //!
-//! The paper's guests of 4 GB have 32 k tags of 128 KiB. So have these of 256 MB, with tags of 8
-//! KiB, for all ways but the budget, which uses what the product uses, 128 KiB.
+//! The paper's guests of 4 GB have 32 k tags of 128 KiB. These guests of 256 MB have as many,
+//! with tags of 8 KiB, for all ways but the budget: it uses the product's 128 KiB.
 //!
-//! Tracking begins anew in each window, and what it does at its beginning does not count: a dynamic
-//! hot set grows first, intermittent tracking learns and then rests for two minutes at most, a
-//! budget has to find out what a trap costs. How long all that takes, and how long a window must
-//! be, each way knows itself ([`Schedule`]). A window without stands between each two with, and is
-//! the neighbour of both, also where one is the last of a way and the other the first of the next.
-//! All of it takes 35 minutes.
+//! Tracking begins anew in each window, and its warm-up does not count: a dynamic hot set grows
+//! first, intermittent tracking learns and then pauses for up to two minutes, and a budget has to
+//! measure the cost of a trap. Each way defines the length of its warm-up and of its windows
+//! ([`Schedule`]). A window without tracking stands between each two with tracking. It is the
+//! neighbour of both, also where one is the last of a way and the other the first of the next.
+//! The whole run takes 35 minutes.
 //!
-//! Whatever moves pieces of memory splits the huge pages that they lie in, and these stay split
-//! when tracking ends, until the kernel finds the time to join them. No pair shows that; how fast
-//! each guest is without tracking after all of it, against before all of it, does
-//! (`huge_pages_lost`).
+//! A way that moves pieces of memory splits the huge pages that contain them. These stay split
+//! when tracking ends, until the kernel's khugepaged collapses them again. No pair shows that.
+//! The guests' speed without tracking after all ways, compared with their speed before all ways,
+//! does (`huge_pages_lost`).
 
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// Of 8 KiB: as many tags in 256 MB as the paper has in 4 GB.
+/// Granules of 8 KiB: as many tags in 256 MB as the paper has in 4 GB.
 const GRANULE_PAGES: u32 = 2;
 const WORKLOADS: usize = 8;
 const FILL_LIMIT: Duration = Duration::from_secs(60);
@@ -58,15 +59,16 @@ const AROUND: usize = 10;
 struct Cell {
     workload: &'static str,
     way: &'static str,
-    /// How much longer the guest's code takes, by the way's instrument: 0.01 is one percent.
+    /// Extra time of the guest's code, by the way's instrument: 0.01 is one percent.
     overhead: f64,
     taken: Taken,
-    /// The guest's speeds, and how much longer each operation takes by them.
+    /// The guest's speeds, and the extra time of each operation by them.
     pairs: Pairs,
     speed: Median,
     traps_per_s: f64,
     up_ratio: f64,
-    /// The highest share of the vCPU in one second that traps took by the shim's own count.
+    /// The highest share of the vCPU that tracking took in any half minute, including tracker and
+    /// shim.
     vcpu_share: f64,
 }
 
@@ -80,8 +82,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Adds the cells of these workloads; answers what each of their guests has lost when tracking has
-/// ended.
+/// Adds the cells of these workloads; returns the slowdown that each of their guests keeps when
+/// tracking has ended.
 fn measure(
     context: &Context,
     workloads: &[Workload],
@@ -108,34 +110,35 @@ fn measure(
     Ok(lost)
 }
 
-/// The guests of one lab, and how fast each was without tracking.
+/// The guests of one lab, and the speed of each without tracking.
 struct Bench<'a> {
     lab: &'a Lab,
-    /// Before any tracking.
+    /// The speeds before any tracking.
     before: Vec<f64>,
-    /// In the last window without, which is the neighbour of the next one with, too.
+    /// The last window without tracking, which is the neighbour of the next one with tracking,
+    /// too.
     latest: Window,
 }
 
-/// A stretch of time: each guest's speed, and the clocks at its two ends.
+/// A stretch of time: each guest's speed, and the clocks at both ends.
 struct Window {
     rates: Vec<f64>,
     begin: Moment,
     end: Moment,
 }
 
-/// Of one guest under one way.
+/// Measurements of one guest under one way.
 #[derive(Default)]
 struct Measured {
     pairs: Pairs,
     with: Account,
     without: Account,
-    /// What the trackers say.
+    /// The trackers' records.
     records: Vec<Record>,
 }
 
 impl Window {
-    /// After so many lines of each guest, the length of so many others.
+    /// Skips `beginning` lines of each guest, then measures over `lines` lines.
     fn new(lab: &Lab, watches: &[Watch], beginning: usize, lines: usize) -> Result<Self, LabError> {
         progress::rates(lab, 0, beginning)?;
         let begin = Moment::now(lab, watches)?;
@@ -150,8 +153,8 @@ impl<'a> Bench<'a> {
         Ok(Self { lab, before: latest.rates.clone(), latest })
     }
 
-    /// Windows with and without in turn. The window without before the first is the last of the way
-    /// before.
+    /// Windows with and without tracking in turn. The last window of the way before is the first
+    /// one without.
     fn measure(&mut self, way: &Way) -> Result<Vec<Measured>, LabError> {
         let mut all: Vec<Measured> = self.before.iter().map(|_| Measured::default()).collect();
         self.add_without(&mut all);
@@ -163,7 +166,7 @@ impl<'a> Bench<'a> {
         Ok(all)
     }
 
-    /// How much longer each operation takes without tracking now than it did before any.
+    /// Extra time of each operation without tracking now, compared with before any tracking.
     fn lost(&self) -> Result<Vec<f64>, LabError> {
         let after = progress::rates(self.lab, CHANGE, AROUND)?;
         Ok(self.before.iter().zip(after).map(|(before, after)| before / after - 1.0).collect())
@@ -196,7 +199,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What the updates would have taken that were not made, as a share of the time, at the price of
+/// The time that the lost updates would have taken, as a share of the time passed, at the cost of
 /// the others.
 fn unmade_updates(record: &Record) -> f64 {
     let made = record.traps().saturating_sub(record.lost);
@@ -303,7 +306,7 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     figures
 }
 
-/// Normalised execution times, as Table I has them.
+/// Normalised execution times, as in Table I.
 fn page(cells: &[Cell]) -> Page {
     let workloads: Vec<&str> = ALL[..WORKLOADS].iter().map(|workload| workload.name).collect();
     let line = |way: &Way| Line {
@@ -335,7 +338,7 @@ mod tests {
 
     #[test]
     fn it_takes_at_most_thirty_five_minutes() {
-        // Boot, fill and stop, seconds.
+        // Seconds to boot, fill and stop.
         let around = 10 + 2 * (CHANGE + AROUND);
         let ways: usize = modes::all(GRANULE_PAGES).iter().map(|way| way.schedule.lines()).sum();
         let seconds = WORKLOADS.div_ceil(SIDE_BY_SIDE) * (around + ways);
@@ -353,7 +356,7 @@ mod tests {
             Record { seen, lasted: second, cpu: second / 2, lost, up_ratio: 1.0 }
         };
         assert!(unmade_updates(&record(0)).abs() < 1e-9);
-        // 200 updates in half a second; 800 more would have taken two seconds of one.
+        // 200 updates took half a second; 800 more would have taken two seconds in one.
         assert!((unmade_updates(&record(800)) - 2.0).abs() < 1e-9);
         assert!(unmade_updates(&record(1000)).abs() < 1e-9);
     }

@@ -1,17 +1,18 @@
-//! `meb-random-array`: a working set that is known, growing and shrinking, against its estimate
+//! `meb-random-array`: a known working set that grows and shrinks, compared with its estimate
 //! every second (MEB §5.2.1, Fig. 9).
 //!
-//! A guest of 400 MB works at random over an array whose size changes every 30 to 40 s: between 40
-//! and 350 MB, which fits, and between 40 and 700 MB, which does not and spills into swap; swap in
-//! use, which the guest says, is added to the working set. Each phase has an array of its own. Of
-//! the 400 MB the guest's kernel keeps 43 for itself, and some 35 more go to its programs and its
-//! reserve: at 350 MB the array that fits spills some 30 MB as well, for which its guest has a swap
-//! disk like any server's. Each of the two has a twin that does the same under an estimator as ESX
-//! has it ([`sampler`](crate::meb::sampler)), at the same time. All four work at the same pace, so
-//! that four fit on two CPUs.
+//! A guest of 400 MB works at random over an array whose size changes every 30 to 40 s. One array
+//! has between 40 and 350 MB, which fits. The other has between 40 and 700 MB, which does not fit
+//! and spills into swap. The guest reports the swap in use, which is added to the working set.
+//! Each phase has an array of its own. Of the 400 MB the guest's kernel keeps 43 for itself, and
+//! some 35 more go to its programs and its reserve. So the array that fits spills some 30 MB as
+//! well at 350 MB, for which its guest has a swap disk like any server's. Each of the two guests
+//! has a twin that does the same at the same time under an ESX-style estimator
+//! ([`sampler`](crate::meb::sampler)). All four work at the same pace, so that four fit on two
+//! CPUs.
 //!
-//! The error is that of every second, those right after a change included: |estimate - array| /
-//! array. What else the guest needs (its kernel, its programs: some MB) counts as error.
+//! The error is that of every second, including those right after a change: |estimate - array| /
+//! array. Other memory that the guest needs (its kernel, its programs: some MB) counts as error.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ const SWAP: Bytes = Bytes::mib(640);
 /// Each granule is touched several times in each tenth of a second.
 const ACCESSES_PER_S: u32 = 200_000;
 
-/// MB and seconds.
+/// Phases: MB and seconds.
 const FITS: &[(u32, u32)] = &[
     (40, 40),
     (120, 40),
@@ -58,13 +59,13 @@ const FITS: &[(u32, u32)] = &[
 const SPILLS: &[(u32, u32)] =
     &[(40, 40), (200, 40), (350, 30), (500, 45), (700, 60), (450, 40), (250, 40), (40, 45)];
 const FILL_LIMIT: Duration = Duration::from_secs(60);
-/// A guest reports each second, also while it swaps; one that has been silent for so long has lost
-/// its workload (out of memory, say), and its array is no longer known.
+/// A guest reports each second, also while it swaps. A guest that is silent for this long has
+/// lost its workload (out of memory, say), and its array is no longer known.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
-/// From the first access on: one period of the tracker's ageing.
+/// Counted from the first access: one period of the tracker's ageing.
 const WARM_UP: Duration = Duration::from_secs(15);
 
-/// One of the two arrays, with and without spilling.
+/// One of the two arrays: one fits, one spills.
 struct Part {
     name: &'static str,
     phases: &'static [(u32, u32)],
@@ -176,7 +177,7 @@ impl Twins {
         Ok(())
     }
 
-    /// Nothing known is as wrong as an estimate of nothing.
+    /// The mean error; an unknown estimate counts as an estimate of zero.
     fn error(&self) -> f64 {
         mean(self.seconds.iter().map(|s| (s.tracked.unwrap_or(0.0) - s.known).abs() / s.known))
     }
@@ -186,7 +187,7 @@ impl Twins {
     }
 }
 
-/// What the guest said last, which must not be long ago.
+/// The guest's last report, which must be recent.
 fn report_of(machine: &Machine) -> Result<Option<Report>, LabError> {
     if !machine.alive() {
         return Err(machine.death());

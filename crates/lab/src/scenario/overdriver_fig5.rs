@@ -1,12 +1,12 @@
-//! `overdriver-fig5`: how many VMs fit, with all that is kept free for their overloads (Overdriver
-//! §4.2, Figs. 5 and 6).
+//! `overdriver-fig5`: the number of VMs that fit, with all that is kept free for their overloads
+//! (Overdriver §4.2, Figs. 5 and 6).
 //!
 //! The paper's own example, by the code that `overbook capacity` runs: VMs that were promised
-//! 1,024 MB and are given 640 are overloaded for 16 % of the time, and 96 % of these overloads last
-//! less than a minute. Its data centre has just under 100 GB. Where it says "probability 0.97",
-//! 0.968 is what its formula gives for the numbers that it names; so 0.965 stands here. Figs. 5 and
-//! 6 show other sizes, too: how often VMs of those are overloaded stands in a plot alone (Fig. 3a),
-//! so they are not here.
+//! 1,024 MB and are given 640 are overloaded for 16 % of the time, and 96 % of these overloads
+//! last less than a minute. Its data centre has just under 100 GB. Where the paper says
+//! "probability 0.97", its formula gives 0.968 for its own numbers, so 0.965 is used here. Figs.
+//! 5 and 6 show other sizes, too. They are left out: only a plot (Fig. 3a) shows how often VMs of
+//! those sizes are overloaded.
 
 use std::fmt::Write;
 
@@ -35,7 +35,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let transient = OVERLOADED * TRANSIENT;
     let sustained = OVERLOADED - transient;
     let vm = Promise { promised: PROMISED, given: GIVEN, transient, sustained };
-    // To migrate at each overload needs room for a whole VM each time.
+    // Migration at each overload needs room for a whole VM each time.
     let migrated = Promise { transient: 0.0, sustained: OVERLOADED, ..vm };
     let whole = Promise { given: PROMISED, transient: 0.0, sustained: 0.0, ..vm };
     let need = Need::of(&[vm; VMS], &Together::default(), CERTAINTY);

@@ -1,10 +1,10 @@
-//! `overdriver-fig8`: what a burst of clients costs a web server and the network, by what is done
-//! about it and how long it lasts (Overdriver §5, Figs. 7 to 10).
+//! `overdriver-fig8`: the cost of a burst of clients to a web server and the network, by remedy
+//! and by length of the burst (Overdriver §5, Figs. 7 to 10).
 //!
-//! All of it on real guests, one after the other; [`overload`] says what is
-//! scaled. A mix of bursts is weighted by what the paper's text says of its Fig. 3 at 640 of 1,024
-//! MB: 58.9 % last 10 s, 96 % less than a minute, 96.9 % less than two. Each share is counted with
-//! the longest burst that it has, and what is longer with five minutes.
+//! All trials run on real guests, one after the other; [`overload`] describes the scaling. A mix
+//! of bursts is weighted by the paper's text on its Fig. 3 at 640 of 1,024 MB: 58.9 % last 10 s,
+//! 96 % less than a minute, 96.9 % less than two. Each share counts as its longest burst, and
+//! longer bursts as five minutes.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -22,9 +22,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// How long each burst lasts, in seconds: a tenth of the paper's. With its share of all bursts.
+/// The length of each burst in seconds, a tenth of the paper's, and its share of all bursts.
 const BURSTS: [(u64, f64); 4] = [(1, 0.589), (6, 0.371), (12, 0.009), (30, 0.031)];
-/// 8 of 12 intervals of 10 s, in 2 s that stand for 20.
+/// The paper's 8 of 12 intervals of 10 s. An interval of 2 s stands for 20 s here.
 pub(super) const PAPERS: Threshold = Threshold { window: 6, sustained: 4 };
 const WAYS: [(&str, Remedy); 5] = [
     ("memory", Remedy::Memory),
@@ -46,7 +46,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Each burst with each remedy, and a table of all.
+/// Runs each burst with each remedy, and prints a table of all.
 pub(super) fn trials(
     context: &Context,
     bursts: &[u64],
@@ -107,7 +107,7 @@ pub(super) fn mib(size: model::Bytes) -> f64 {
 fn figures(context: &Context, all: &[Vec<Seen>]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let loss = |seen: &[Seen], way: usize| 1.0 - seen[way].answered / seen[MEMORY].answered;
-    // What is no number is the worst.
+    // NaN is the worst.
     let worse = |one: f64, other: f64| if other.is_nan() || other > one { other } else { one };
     let worst = |of: &dyn Fn(&[Seen]) -> f64| {
         all.iter().map(|seen| of(seen)).fold(f64::NEG_INFINITY, worse)
@@ -154,7 +154,7 @@ fn figures(context: &Context, all: &[Vec<Seen>]) -> Figures {
     let note = format!("burst lengths of {} at which it was moved", BURSTS.len());
     figures.add("moved_migration", Figure::new(moves(MIGRATION), "count", note.clone()));
     figures.add("moved_overbook", Figure::new(moves(OVERBOOK), "count", note));
-    // Of a burst that was never sustained nothing else is taken than what was withheld.
+    // A burst that was never sustained takes no more than the withheld memory.
     let note = "others' memory taken in a burst that ended by itself, at most (Fig. 10)";
     let transient = all.iter().filter(|seen| !seen[OVERBOOK].moved);
     let most = transient.map(|seen| mib(seen[OVERBOOK].space)).reduce(worse).unwrap_or(f64::NAN);

@@ -1,20 +1,22 @@
-//! `overdriver-pool` and `overdriver-thresholds`: a simulated day of a pool, decided by the real
-//! policy (Overdriver §4.1, §5.2, Tables 2 and 3).
+//! `overdriver-pool` and `overdriver-thresholds`: a simulated day of a pool under the real policy
+//! (Overdriver §4.1, §5.2, Tables 2 and 3).
 //!
-//! Hosts have 16 GiB, and 20 VMs that were promised 1,024 MB and are given 640. Each is overloaded
-//! for 5 % of the time on average, for as long as the paper says of that size. All courses have the
-//! same overloads: only what is done about them differs.
+//! Hosts have 16 GiB, and 20 VMs that were promised 1,024 MB and are given 640. Each is
+//! overloaded for 5 % of the time on average, with the paper's durations for that size. All
+//! courses have the same overloads: only the remedies differ.
 //!
-//! **Space** is what remedies take at other hosts, as a mean over the day. A VM that is moved takes
-//! what it is given there, from the decision on until the VM that was overloaded gives back, ten
-//! minutes after its last overload. Pages take what was written, half of what is paged, and never
-//! more than the VM lacks, until the overload ends: its disk has them too, and the repository may
-//! drop them. What moves set free where the VMs were counts in a figure of its own.
+//! **Space** is the memory that remedies take at other hosts, as a mean over the day. A VM that
+//! is moved takes the memory that it is given there, from the decision on until the overloaded VM
+//! gives it back, ten minutes after its last overload. Pages in repositories take the memory that
+//! was written, which is half of the paging, and never more than the VM lacks, until the overload
+//! ends: the VM's disk has them too, and the repository may drop them. The memory that moves free
+//! at the source hosts counts in a figure of its own.
 //!
-//! What an overloaded VM pages is an input, and traffic is proportional to it. Two rates stand
-//! here: 2,000 pages a second, and 5,127, which are the 2.1 GB that Table 3 has for 100 s. A
-//! threshold counts only where an overload has by then paged as much as a move sends: nothing is
-//! moved before. That takes 82 s at 2,000 pages a second, so thresholds are compared at 5,127.
+//! The paging rate of an overloaded VM is an input, and traffic is proportional to it. Two rates
+//! are used: 2,000 pages a second, and 5,127, which corresponds to Table 3's 2.1 GB in 100 s. A
+//! threshold takes effect only where an overload has by then paged as much as a move sends:
+//! nothing is moved before. That takes 82 s at 2,000 pages a second, so thresholds are compared
+//! at 5,127.
 
 use std::fmt::Write;
 
@@ -64,7 +66,7 @@ const SETTING: Setting = Setting {
     strategy: Strategy::Both,
 };
 
-/// A day, from the scenario's seed.
+/// Simulates a day, from the scenario's seed.
 fn day(context: &Context, setting: Setting) -> Result<Outcome, LabError> {
     let mut pool = Pool::new(context.seed, setting);
     let mut outcome = Outcome::default();
@@ -76,7 +78,7 @@ fn day(context: &Context, setting: Setting) -> Result<Outcome, LabError> {
     Ok(outcome)
 }
 
-/// Both remedies, migration alone, swap alone.
+/// Outcomes of both remedies, migration alone, swap alone.
 fn three(context: &Context, misbehaving: f64) -> Result<[Outcome; 3], LabError> {
     let run = |strategy| day(context, Setting { strategy, misbehaving, ..SETTING });
     Ok([run(Strategy::Both)?, run(Strategy::Migrate)?, run(Strategy::Swap)?])
@@ -120,7 +122,7 @@ fn add_ratios(figures: &mut Figures, well: &[Outcome; 3], bad: &[Outcome; 3], bu
     figures.add("traffic_vs_migration_bad", ratio(traffic(&bad[0]), traffic(&bad[1]), note));
     let note = "the same, where overloads page as in Table 3";
     figures.add("traffic_vs_migration_busy", ratio(traffic(busy), traffic(migrate), note));
-    // Migration alone has fewer overloads: who was moved keeps its memory through the next ones.
+    // Migration alone has fewer overloads: a moved VM keeps its memory through the next ones.
     let each = |outcome: &Outcome| outcome.overloads as f64 * SETTING.given.0 as f64;
     let note = "sent, to one VM's memory for each overload that there was";
     figures.add("traffic_vs_each_moved", ratio(traffic(both), each(both), note));

@@ -1,14 +1,14 @@
 //! `overdriver-table1`: network memory and a disk (Overdriver §3.2, Table 1).
 //!
-//! Two hosts are two network namespaces with 1 Gbit/s between them. On one runs `overbook disks`,
-//! on the other `overbook repository`, with TLS as between real hosts. A lean client reads and
-//! writes the disk that the former serves: from end to end as a kernel reads ahead (128 KiB, two
-//! under way), and page by page at random places. A token bucket delays no single page: a real
-//! cable of 1 Gbit/s takes 34 us more for one.
+//! Two hosts are two network namespaces with 1 Gbit/s between them. One runs `overbook disks`,
+//! the other `overbook repository`, with TLS as between real hosts. A lean client reads and
+//! writes the disk that the former serves: sequentially as a kernel reads ahead (128 KiB, two
+//! requests in flight), and page by page at random places. The link's token bucket delays no
+//! single page: a real cable of 1 Gbit/s takes 34 us more for one.
 //!
-//! **The stated disk** is the paper's: 451 us for a page at a random place, 54.56 MB/s from end to
-//! end. It is a server of memory that waits for each read so long that both figures come out, one
-//! read after the other. Where this host's timers make it slower than that, the stated figures
+//! **The stated disk** is the paper's: 451 us for a page at a random place, 54.56 MB/s
+//! sequentially. A memory server emulates it: it delays each read, one after the other, so that
+//! both figures come out. Where this host's timers make it slower than that, the stated figures
 //! count. Its writes are not measured.
 
 use std::time::{Duration, Instant};
@@ -35,18 +35,18 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const LINK_MBIT: u32 = 1000;
 const SIZE: Bytes = Bytes::mib(256);
 const ROUNDS: u32 = 3;
-/// As a kernel reads ahead: bytes of each request, and how many are under way.
+/// As a kernel reads ahead: bytes of each request, and requests in flight.
 const STREAM: (u32, u32) = (128 << 10, 2);
 const TIME: Duration = Duration::from_secs(3);
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// What the paper's disk does: a page at a random place, in us, and from end to end, in MB/s.
+/// The paper's disk: a page at a random place, in us, and a sequential read, in MB/s.
 const DISK_US: f64 = 451.0;
 const DISK_MB_S: f64 = 54.56;
-/// So that it comes out: 388 + 4096 * 0.01537 = 451 us, and 128 KiB in 388 + 131072 * 0.01537 =
-/// 2402 us.
+/// The delays for both figures: 388 + 4096 * 0.01537 = 451 us for a page, and 388 + 131072 *
+/// 0.01537 = 2402 us for 128 KiB.
 const STATED: Slow = Slow { read_us: 388, ns_per_byte: 15.37 };
 
-/// What was measured in one round.
+/// Measurements of one round.
 #[derive(Clone, Copy)]
 struct Round {
     read_mb_s: f64,

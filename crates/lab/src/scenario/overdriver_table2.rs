@@ -1,8 +1,8 @@
-//! `overdriver-table2`: what a sustained overload costs, by when it is taken for one (Overdriver
-//! §5, Tables 2 and 3); and `overload-demo`: a short burst and a long one.
+//! `overdriver-table2`: the cost of a sustained overload, by the threshold at which it counts as
+//! one (Overdriver §5, Tables 2 and 3); and `overload-demo`: a short burst and a long one.
 //!
-//! The burst lasts five minutes in the paper's time, which is ten times the lab's. Thresholds are
-//! so many overloaded intervals of 20 s; the learned one is what the daemon makes of a guest whose
+//! The burst lasts five minutes in the paper's time, which is ten times the lab's. A threshold is
+//! a number of overloaded intervals of 20 s. The daemon learns the learned one from a guest whose
 //! overloads have lasted one interval each so far.
 
 use std::time::Duration;

@@ -1,10 +1,10 @@
-//! `page-server-kill`: what serves a guest's swap is killed, again and again, while the guest swaps
-//! hard and checks every byte.
+//! `page-server-kill`: the processes that serve a guest's swap are killed again and again, while
+//! the guest swaps hard and checks every byte.
 //!
-//! Four things die at random, alone and in pairs: the process that serves the disk, the repository,
-//! the daemon, and the network between the first two. (The network is dead when the repository
-//! is stopped: nobody answers, and no connection breaks.) Each comes back after a while. The guest
-//! may wait; it must not see an error, and no byte may change.
+//! Four parts die at random, alone and in pairs: the process that serves the disk, the
+//! repository, the daemon, and the network between the first two. (To simulate a dead network,
+//! the repository is stopped: no answer comes, and no connection breaks.) Each comes back after a
+//! while. The guest may wait; it must not see an error, and no byte may change.
 
 use std::time::{Duration, Instant};
 
@@ -29,20 +29,20 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const KILLS: u32 = 200;
 const GUEST: &str = "swaps";
 const MEMORY: Bytes = Bytes::mib(80);
-/// What it was started with: who has all of that has no part in repositories.
+/// Memory that the guest was started with. A guest that has all of that uses no repositories.
 const PROMISED: Bytes = Bytes::mib(128);
 const WORKLOAD: &str = "verify --mb 112";
 const DISK: Disk =
     Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(256), cache: false };
 const FILL_LIMIT: Duration = Duration::from_secs(180);
-/// How long something is dead, and how long all lives then.
+/// How long a part is dead, and how long all parts then live.
 const DEAD_MS: (u64, u64) = (0, 1_500);
 const ALIVE_MS: (u64, u64) = (200, 2_500);
-/// When it is given up to wait for a part to do its work again; the target is lower.
+/// When to stop waiting for a part to work again; the figure's target is lower.
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
-/// What can die.
+/// A part that can die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Disks,
@@ -53,7 +53,7 @@ enum Part {
 
 const PARTS: [Part; 4] = [Part::Disks, Part::Repository, Part::Network, Part::Daemon];
 
-/// What was found.
+/// Totals over the run.
 #[derive(Default)]
 struct Toll {
     kills: u32,
@@ -84,7 +84,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let is_pair = random.between(0, 1) == 1 && can_both(first, second);
         let parts = if is_pair { vec![first, second] } else { vec![first] };
         for part in &parts {
-            // What the process has counted dies with it.
+            // The process's counters die with it.
             if *part == Part::Disks {
                 toll.note(&swap);
             }
@@ -117,7 +117,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 impl Toll {
-    /// Adds what the process that serves the disk has counted in its life.
+    /// Adds the counters of the process that serves the disk.
     fn note(&mut self, swap: &RemoteSwap) {
         if let Some(repositories) = swap.status().and_then(|status| status.repositories) {
             self.near += repositories.reads;
@@ -127,7 +127,7 @@ impl Toll {
     }
 }
 
-/// The network lies between two that live.
+/// Whether both parts can be dead at once: the network's death needs a live repository.
 fn can_both(first: Part, second: Part) -> bool {
     let both = [first, second];
     first != second && !(both.contains(&Part::Network) && both.contains(&Part::Repository))
@@ -154,7 +154,7 @@ fn bring_back(
     lab: &mut Lab,
 ) -> Result<(), LabError> {
     match part {
-        // Who keeps its sockets has started it already.
+        // The process that keeps its sockets has restarted it already.
         Part::Disks => Ok(()),
         Part::Repository => swap.start_repository(),
         Part::Network => swap.silence_repository(false),

@@ -1,12 +1,12 @@
-//! `page-server-vs`: our page server beside those that others use, under the same lean client.
+//! `page-server-vs`: our page server compared with widely used ones, under the same lean client.
 //!
-//! Each serves memory: ours, `nbdkit` with its memory plugin, `qemu-storage-daemon` with a file in
-//! shared memory (it has no memory of its own that remembers anything). The client reads and writes
-//! pages at random, with 1, 16 or 64 requests under way, over a unix socket, TCP and TLS. All of it
-//! was written before. Servers take turns within each point, and points come round several times,
-//! so that what else the machine does falls on all of them alike. The client has a CPU of its own,
-//! and the server that it loads has another one: where both may be on one, they are at times, and
-//! how often is the scheduler's business.
+//! Each serves memory: ours, `nbdkit` with its memory plugin, `qemu-storage-daemon` with a file
+//! in shared memory (it has no memory backend that keeps data). The client reads and writes pages
+//! at random, with 1, 16 or 64 requests in flight, over a unix socket, TCP and TLS. All pages
+//! were written before. Servers take turns within each point, and points repeat several times, so
+//! that other load on the machine affects all of them alike. The client has a CPU of its own, and
+//! the server under load has another one. Without pinning the scheduler would at times put both
+//! on one.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -40,7 +40,7 @@ const COMMANDS: [Command; 2] = [Command::Read, Command::Write];
 const DEPTHS: [u32; 3] = [1, 16, 64];
 const SEALS: u32 = 20_000;
 
-/// What is compared.
+/// One point of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Point {
     way: Way,
@@ -94,7 +94,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Where a read is compared to a round trip of as many bytes.
+/// The point at which a read is compared with a round trip of as many bytes.
 const RAW: Point = Point { way: Way::Tcp, command: Command::Read, depth: 1 };
 
 fn points() -> impl Iterator<Item = Point> {
@@ -112,7 +112,7 @@ fn measure(server: &mut Running, point: Point, seed: u64) -> Result<Measured, La
     Ok(Measured { point, kind: server.kind, rate, cpu_us })
 }
 
-/// What a server does at a point, one value a round.
+/// Values of a server at a point, one a round.
 fn values<'a>(
     all: &'a [Measured],
     kind: Kind,
@@ -123,7 +123,7 @@ fn values<'a>(
     all.iter().filter(here).map(what)
 }
 
-/// Ours to nbdkit's, as the median of what each round says.
+/// Ours divided by nbdkit's: the median of the ratios of all rounds.
 fn ratio(all: &[Measured], point: Point, what: impl Fn(&Measured) -> f64 + Copy) -> f64 {
     let ours = values(all, Kind::Ours, point, what);
     let theirs = values(all, Kind::Nbdkit, point, what);
@@ -186,7 +186,7 @@ fn table(all: &[Measured]) -> String {
     text + "\n\n"
 }
 
-/// What sealing adds to writing a page, in microseconds.
+/// The time that sealing adds to writing a page, in microseconds.
 fn seal_us() -> f64 {
     let memory = || Arc::new(Memory::new(64 << 20));
     let Some(sealed) = Seal::over(memory()) else { return f64::NAN };

@@ -1,11 +1,11 @@
-//! `pool-idle`: what a host whose guest does nothing writes into its pool's store.
+//! `pool-idle`: the writes of a host with an idle guest to its pool's store.
 //!
-//! The daemon is the real one, and so is etcd, with one member. etcd counts each change of its keys
-//! in its revision: that is read once the host has reported its guest and some time has passed, and
-//! again a minute later. To keep a seat prolongs a lease, which changes no key, and is not counted.
-//! Part of a report is how much memory the host has left: other programs on it count. A daemon with
-//! nothing to move looks every three seconds and waits for five between two reports, so these alone
-//! are 0.17 a second at most.
+//! The daemon is the real one, and so is etcd, with one member. Etcd counts each change of its
+//! keys in its revision. The scenario reads it once the host has reported its guest and some time
+//! has passed, and again a minute later. Renewing the host's lease changes no key, and does not
+//! count. A part of a report is the host's free memory, so other programs on the host count. A
+//! daemon with nothing to move looks every three seconds and waits for five between two reports,
+//! so these alone are 0.17 a second at most.
 
 use std::time::{Duration, Instant};
 
@@ -27,11 +27,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const GUEST: &str = "idles";
-/// Its host is the first one; the other is never started.
+/// The guest's host is the first one; the other is never started.
 const HOST: usize = 0;
-/// How long the first report with the guest in it may take.
+/// The longest time until the first report with the guest in it.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Then a guest that has just booted comes to rest.
+/// Time for a freshly booted guest to come to rest.
 const SETTLE: Duration = Duration::from_secs(30);
 const MEASURE: Duration = Duration::from_secs(60);
 
@@ -86,7 +86,7 @@ fn read(pool: &Pool) -> Result<Snapshot, LabError> {
     Ok(pool.snapshot().map_err(std::io::Error::other)?)
 }
 
-/// The host has a seat, and its report names the guest.
+/// Whether the host's lease lives, and its report names the guest.
 fn is_reported(snapshot: &Snapshot) -> bool {
     let (records, host, guest) =
         (Records::of(snapshot), HostName::from(HOSTS[HOST]), VmName::from(GUEST));

@@ -1,11 +1,11 @@
 //! `quickstart`: the main job on six real guests, without Overbook's help and with it.
 //!
-//! Two tenants. In `shop` one guest works on about 100 MB more than it has and swaps to a disk as
-//! slow as a hard disk, while its three neighbours idle; `research` computes and checks its memory.
-//! The load stays the same; only the daemon's mode changes from `observe` to `enforce`, by a
-//! reload, as an operator would do it. Each tenant's guests run on a CPU of their own where there
-//! are two, and the other guests' work is paced, so that what is seen is memory and not who gets
-//! the CPU.
+//! There are two tenants. In `shop` one guest works on about 100 MB more than it has and swaps to
+//! a disk as slow as a hard disk, while its three neighbours idle; `research` computes and checks
+//! its memory. The load stays the same; only the daemon's mode changes from `observe` to
+//! `enforce`, by a reload, as an operator would do it. Each tenant's guests run on a CPU of their
+//! own where there are two, and the other guests' work is paced, so that the figures show memory
+//! and not CPU shares.
 
 use std::time::Duration;
 
@@ -67,9 +67,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// The recording, cut at the change of mode. Where a guest was silent, the benefit of the doubt
-/// goes against Overbook: no such second counts under `observe`, each counts as no work under
-/// `enforce`.
+/// The recording, cut at the change of mode. Seconds in which a guest was silent count against
+/// Overbook: they are left out under `observe`, and count as no work under `enforce`.
 struct Outcome<'a> {
     recording: &'a Recording,
     observe_s: f64,
@@ -92,7 +91,7 @@ impl Outcome<'_> {
         moments.map(|moment| moment.ops_per_s.unwrap_or(0.0)).collect()
     }
 
-    /// Bytes swapped per second between two moments; `None`: not known at two.
+    /// Bytes swapped per second between two moments; `None`: known at fewer than two.
     fn swap_rate(&self, guest: &str, from_s: f64, until_s: f64) -> Option<Bytes> {
         let moments = self.recording.between(guest, from_s, until_s);
         let mut known = moments.filter_map(|moment| Some((moment.at_s, moment.swapped?)));
@@ -119,8 +118,8 @@ impl Outcome<'_> {
         }
     }
 
-    /// The most that the group held beyond what it pays for, at any second under `enforce`; `None`
-    /// when that could not be read of every guest in every second.
+    /// The most that the group held beyond its budget, at any second under `enforce`; `None` when
+    /// it could not be read for every guest in every second.
     fn leaked(&self) -> Option<Bytes> {
         let budget = Bytes(fleet::BASE.0 * GROUP.len() as u64);
         // A recording holds one moment of every guest per second.
@@ -176,7 +175,7 @@ impl Outcome<'_> {
     }
 }
 
-/// The least; not a number if any was not measured.
+/// The least ratio; NaN if any was not measured.
 fn worst(ratios: [f64; 5]) -> f64 {
     if ratios.iter().any(|ratio| !ratio.is_finite()) {
         return f64::NAN;

@@ -1,20 +1,20 @@
-//! `readings`: what Overbook says of its guests is true, with everything on and while workers are
-//! killed.
+//! `readings`: Overbook's readings of its guests are true, with everything on and while workers
+//! are killed.
 //!
 //! Four guests start programs and end them, stream over memory, and idle. A daemon tracks them,
-//! merges what is the same, takes what they free, and moves memory between them; their worker is
-//! killed again and again. Each second what the daemon shows is held against what this program sees
-//! for itself:
+//! merges identical pages, takes freed memory, and moves memory between them; their worker is
+//! killed again and again. Each second the daemon's readings are compared with this program's own
+//! measurements:
 //!
-//! * **stale**: a value whose digits have been the same since before the moment that it is said to
-//!   be of. So its moment is not when it was found out;
-//! * **too large**: a working set above what the VM holds by the kernel's counters (resident,
-//!   shared with others, swapped out), at any moment from that of the reading to now, and a
-//!   twentieth;
-//! * **over budget**: a cost above what the group's configuration allows.
+//! * **stale**: a value whose digits have not changed since before its own time stamp. So the
+//!   stamp is later than the measurement;
+//! * **too large**: a working set more than a twentieth above the memory that the VM holds by the
+//!   kernel's counters (resident, shared with others, swapped out), at any moment from that of
+//!   the reading to now;
+//! * **over budget**: a cost above the limit of the group's configuration.
 //!
-//! How old readings are, and for how much of the time there are none, is told as well: who says
-//! nothing is never wrong.
+//! The figures also show the age of readings, and the share of the time without any: a daemon
+//! that reports nothing is never wrong.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -48,25 +48,25 @@ const GROUP: &str = "told";
 const BASE: Bytes = Bytes::mib(224);
 const MAX: Bytes = Bytes::mib(320);
 const FILL_LIMIT: Duration = Duration::from_secs(180);
-/// How often it is looked at what the guests hold; what the daemon says is read as often.
+/// Period of the samples of the guests' memory and of the daemon's readings.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How long a worker lives.
+/// The lifetime of a worker.
 const LIFE_MS: (u64, u64) = (2_000, 40_000);
-/// What a VM held is remembered for so long.
+/// The time for which samples of a VM's memory are kept.
 const REMEMBERED_MS: u64 = 120_000;
-/// A counter that is read a moment later tells of a moment later.
+/// A counter that is read a moment later describes a later moment.
 const SLACK_MS: u64 = 500;
-/// So much is allowed for: the kernel's counters are not exact.
+/// Tolerance, since the kernel's counters are not exact.
 const ALLOWED_PERCENT: u64 = 105;
-/// How fast what is the same is looked for.
+/// The rate of the scan for identical pages.
 const RATE: PagesPerMs = PagesPerMs(4);
 
-/// What was found.
+/// Results over the run.
 #[derive(Debug, Default)]
 struct Toll {
     /// Samples of VMs that the daemon showed.
     samples: u32,
-    /// Of these, samples of no working set.
+    /// Of these, samples without a working set.
     silent: u32,
     stale: u32,
     too_large: u32,
@@ -77,14 +77,14 @@ struct Toll {
     costs: Vec<f64>,
 }
 
-/// What is known of one VM.
+/// This program's knowledge of one VM.
 #[derive(Debug, Default)]
 struct Known {
     pid: u32,
-    /// What it held, and when.
+    /// Memory that the VM held, and when.
     held: VecDeque<(Time, Bytes)>,
     own: Option<(Instant, Overhead)>,
-    /// The digits that were last read, and when for the first time.
+    /// The digits that were last read, and when they were first seen.
     digits: Option<(Vec<u64>, Time)>,
     /// The tick that was last judged.
     judged: Option<Time>,
@@ -140,7 +140,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             let worker = case.view.workers.get(&GroupName::from(GROUP));
             let worker = worker.and_then(|worker| Identity::of(worker.value.pid?));
             if let Some(worker) = worker.filter(|_| Instant::now() >= kill_due) {
-                // It may have been another one's turn to end.
+                // The worker may have ended by itself.
                 toll.kills += u32::from(worker.signal(Signal::KILL).is_ok());
                 let life = random.between(LIFE_MS.0, LIFE_MS.1);
                 kill_due = Instant::now() + Duration::from_millis(life);
@@ -156,9 +156,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 impl Known {
-    /// Looks at what the VM holds.
+    /// Measures the memory that the VM holds.
     fn look(&mut self, ram: Bytes) {
-        // Outside guest RAM hardly anything changes.
+        // QEMU's memory outside guest RAM hardly changes.
         let is_due = self.own.is_none_or(|(at, _)| at.elapsed() > Duration::from_secs(5));
         if is_due && let Ok(own) = Overhead::measure(self.pid, &[ram]) {
             self.own = Some((Instant::now(), own));
@@ -173,7 +173,7 @@ impl Known {
         }
     }
 
-    /// Judges what the daemon said at a moment, and was read to say at another.
+    /// Judges a reading that the daemon made at `said`, and that this program read at `read`.
     fn judge(
         &mut self,
         context: &Context,
@@ -215,8 +215,8 @@ impl Known {
         }
     }
 
-    /// Since when the digits have been what they are; `None`: nothing was referenced, and digits
-    /// tell nothing.
+    /// The moment since which the digits have not changed; `None`: the VM referenced nothing, so
+    /// digits do not show anything.
     fn unchanged_since(&mut self, reading: &Reading<Tracking>, now: Time) -> Option<Time> {
         let Tracking { references_per_s, curve, .. } = &reading.value;
         let ratios = curve.iter().map(|point| point.miss_ratio.to_bits());
@@ -228,7 +228,7 @@ impl Known {
         self.digits.as_ref().filter(|_| is_telling).map(|(_, since)| *since)
     }
 
-    /// The most that it held from that moment on.
+    /// The most that the VM held from that moment on.
     fn most_held(&self, from: Time) -> Option<Bytes> {
         let from = Time(from.0.saturating_sub(SLACK_MS));
         self.held.iter().filter(|(at, _)| *at >= from).map(|(_, held)| *held).max()

@@ -1,8 +1,8 @@
 //! `reclaimed`: the kernel pages out half of a guest's memory by request, and not a byte is lost.
 //!
 //! The smallest experiment with the host's own paging: one guest verifies its memory in a memory
-//! cgroup, above a swap device in compressed memory. Once it is a stock QEMU, once a managed one.
-//! It needs root.
+//! cgroup, with a swap device in compressed memory. It runs once with a stock QEMU, once with a
+//! managed one. It needs root.
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const MEMORY: Bytes = Bytes::mib(160);
 const SWAP: Bytes = Bytes::mib(256);
-/// The guest verifies that much, slowly enough that most of it is cold.
+/// The guest verifies this much, slowly enough that most of it is cold.
 const VERIFIED_MB: u32 = 64;
 const WORKLOAD: &str = "verify --mb 64 --rate 16";
 const FILL_LIMIT: Duration = Duration::from_secs(120);
-/// Half of what the guest verifies; what the kernel finds elsewhere counts as well.
+/// Half of the verified memory; pages that the kernel finds elsewhere count as well.
 const ENOUGH_MIB: f64 = 32.0;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -49,7 +49,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Pages out half of a guest, and answers how much left and how many of its bytes are wrong then.
+/// Pages out half of a guest; returns the memory in swap, and the number of wrong bytes then.
 fn page_out(context: &Context, shim: bool) -> Result<(Bytes, u64), LabError> {
     let group = MemoryGroup::new(SCENARIO.name)?;
     let spec = MachineSpec {

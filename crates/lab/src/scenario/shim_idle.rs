@@ -1,12 +1,13 @@
-//! `shim-idle`: what the shim costs a guest that nobody tracks.
+//! `shim-idle`: the cost of the shim to a guest that is not tracked.
 //!
-//! Two guests that differ in nothing but the preloaded shim write, read and copy memory, change it
-//! at random places, call their kernel, and read a disk, each for some seconds, side by side. Where
-//! QEMU's memory lies differs from boot to boot, and a guest's speed with it: so each pair of boots
-//! gives one ratio for each kind of work, and the median over the pairs counts.
+//! Two guests differ in nothing but the preloaded shim. They write, read and copy memory, change
+//! it at random places, call their kernel, and read a disk, each for some seconds, at the same
+//! time. The placement of QEMU's memory differs from boot to boot, and a guest's speed with it.
+//! So each pair of boots gives one ratio for each kind of work, and the median over the pairs
+//! counts.
 //!
-//! What is compared is work for the time that all threads of the QEMU were on a CPU, shim's
-//! included: what else runs on the host takes part of the wall time, and not of that. CPU and order
+//! The figure compares the work for the CPU time of all threads of the QEMU, including the
+//! shim's. Other processes on the host take part of the wall time, but not of that. CPU and order
 //! of the boots change from pair to pair.
 
 use std::path::Path;
@@ -35,24 +36,24 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const PAIRS: usize = 28;
 const WORKLOAD: &str = "kinds --mb 96 --each 3 --path /dev/data --disk-mb 64";
 const DISK: Bytes = Bytes::mib(64);
-/// What the guest does, in its order.
+/// The kinds of work, in the guest's order.
 const KINDS: [&str; 6] = ["write", "read", "copy", "random", "system_calls", "disk"];
 const FILL_LIMIT: Duration = Duration::from_secs(60);
-/// Some multiples of what the guest takes on a quiet machine.
+/// Some multiples of the guest's time on a quiet machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(3);
 const WITH: &str = "with";
 const WITHOUT: &str = "without";
 
-/// What one pair of guests showed.
+/// Results of one pair of guests.
 struct Pair {
-    /// How much longer the guest with the shim took for each kind of work: 0.01 is one percent.
+    /// Extra time of the guest with the shim for each kind of work: 0.01 is one percent.
     slowdowns: [f64; KINDS.len()],
     boot_s_with: f64,
     boot_s_without: f64,
 }
 
-/// A guest's line, and what its QEMU had been on a CPU then.
+/// A guest's line, and the CPU time of its QEMU at that moment.
 #[derive(Clone, Copy)]
 struct Mark {
     phase: usize,
@@ -81,7 +82,7 @@ fn pair(context: &Context, number: usize) -> Result<Pair, LabError> {
         ..MachineSpec::new(name, "idle", MEMORY, MEMORY, WORKLOAD)
     };
     let names = if number.is_multiple_of(2) { [WITH, WITHOUT] } else { [WITHOUT, WITH] };
-    // Every second pair the CPUs change, too.
+    // The CPUs change after every two pairs.
     let turned = number / 2 % 2;
     let specs = [guest(names[0], turned), guest(names[1], 1 - turned)];
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
@@ -128,7 +129,7 @@ fn marks(lab: &Lab) -> Result<Vec<Vec<Mark>>, LabError> {
     Ok(marks)
 }
 
-/// Work of one kind for each second on a CPU; not a number when fewer than two lines tell of it.
+/// Work of one kind for each second of CPU time; NaN when fewer than two lines report it.
 fn speed(marks: &[Mark], kind: usize) -> f64 {
     let mut of_kind = marks.iter().filter(|mark| mark.phase == kind);
     match (of_kind.next(), of_kind.next_back()) {
@@ -137,7 +138,7 @@ fn speed(marks: &[Mark], kind: usize) -> f64 {
     }
 }
 
-/// How long the threads of a QEMU have been on a CPU.
+/// The CPU time of all threads of a QEMU.
 fn cpu_s(machine: &Machine) -> Result<f64, LabError> {
     let threads = Path::new("/proc").join(machine.process().pid.to_string()).join("task");
     let mut cpu_s = 0.0;
@@ -154,7 +155,7 @@ fn figures(context: &Context, pairs: &[Pair]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, runs);
     let medians = KINDS.iter().enumerate().map(|(kind, name)| (*name, median(pairs, kind)));
     let medians: Vec<(&str, Median)> = medians.collect();
-    // What is not a number is the largest of all.
+    // NaN sorts as the largest.
     let worst = medians.iter().max_by(|a, b| a.1.value.total_cmp(&b.1.value));
     if let Some((name, median)) = worst {
         let note =

@@ -1,12 +1,12 @@
-//! `shim-stress`: not a byte is lost while a worker from hell has its way with the shim
-//! ([`crate::stress`]).
+//! `shim-stress`: not a byte is lost while a hostile worker drives the shim ([`crate::stress`]).
 //!
-//! Ten minutes with a program that stands in for QEMU, where every operation is known and timed,
-//! and whose guests KVM runs; a swap file takes what is paged out. Then ten with real guests that
-//! verify their memory and their disk, which QEMU reads past the host's page cache, by threads and
-//! by the kernel's own asynchronous input, while their balloons go up and down.
+//! The first part runs for ten minutes with a program that stands in for QEMU: each of its
+//! operations is checked and timed, and KVM runs its guests. A swap file takes the memory that is
+//! paged out. The second part runs for ten minutes with real guests that verify their memory and
+//! their disk. QEMU reads the disk past the host's page cache, by threads and by the kernel's
+//! native asynchronous I/O, while the balloons go up and down.
 //!
-//! Either part lasts half of the minutes that are asked for: `--minutes 120` is an hour each.
+//! Each part lasts half of the requested minutes: with `--minutes 120`, an hour each.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ const MEMORY: Bytes = Bytes::mib(224);
 const LEAST_MEMORY: Bytes = Bytes::mib(176);
 const WORKLOAD: &str = "verify --mb 64 --disk /dev/data --disk-mb 64";
 const DISK: Bytes = Bytes::mib(64);
-/// Slow enough that transfers queue up.
+/// Slow enough that requests queue up.
 const DISK_IOPS: u32 = 400;
 const FILL_LIMIT: Duration = Duration::from_secs(120);
 
@@ -52,8 +52,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// In a lab without guests, which holds the directory and sweeps it; also how much was swapped out
-/// meanwhile, `None` without a swap file.
+/// Runs in a lab without guests, which holds the directory and cleans it up. Returns also the
+/// memory that was swapped out meanwhile, `None` without a swap file.
 fn torment_stand_in(
     context: &Context,
     duration: Duration,
@@ -71,7 +71,7 @@ fn torment_stand_in(
     Ok((outcome, swap.is_ok().then_some(swapped.out_mib)))
 }
 
-/// What came of the guests.
+/// Outcome of the part with guests.
 struct Guests {
     bad_bytes: u64,
     longest_gap_ms: f64,
@@ -129,8 +129,8 @@ fn panicked() -> LabError {
     std::io::Error::other("a thread of the scenario panicked").into()
 }
 
-/// Balloons go up and down, which discards memory, until then; notes the longest stall that guests
-/// report.
+/// Moves balloons up and down until `until`, which discards memory; notes the longest stall that
+/// guests report.
 fn move_balloons(
     lab: &Lab,
     seed: u64,
@@ -199,7 +199,7 @@ fn add_stand_in(figures: &mut Figures, outcome: &Outcome, swapped_mib: Option<f6
     add_toll(figures, "", std::slice::from_ref(toll));
 }
 
-/// An operation on a machine that is far too small for it all may wait, but not for ever.
+/// The longest that an operation may wait: the machine is far too small for this load.
 const HANG_MS: f64 = 10_000.0;
 
 fn add_guests(figures: &mut Figures, guests: &Guests) {
@@ -217,7 +217,7 @@ fn add_guests(figures: &mut Figures, guests: &Guests) {
     add_toll(figures, "guests_", &guests.tolls);
 }
 
-/// What the shims went through; complaints in full above the figures.
+/// Adds what the shims went through; complaints appear in full above the figures.
 fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[Toll]) {
     let sum = |of: &dyn Fn(&Toll) -> u64| count(tolls.iter().map(of).sum());
     for complaint in tolls.iter().flat_map(|toll| &toll.deeds.complaints) {

@@ -1,14 +1,15 @@
-//! `smd-fig1`: which pages of guests are identical: by segment, on the same and on different
-//! systems, and how many times each is shared (SMD §2.1, §4.2, Figs. 1, 6, 7 and 9).
+//! `smd-fig1`: the identical pages of guests: by segment, on the same and on different systems,
+//! and the number of times that each is shared (SMD §2.1, §4.2, Figs. 1, 6, 7 and 9).
 //!
 //! Three web servers and three databases run, once all on one Debian, once on three releases.
-//! Overbook merges their pages, with a table of the code of these systems. Then each guest says
-//! what it has each page for ([`crate::census`]) and is paused, and all pages are read: two are
-//! identical by their contents, and shared by the frame behind them. Pages of zeros are left out.
+//! Overbook merges their pages, with a table of the code of these systems. Then each guest
+//! reports the use of each page ([`crate::census`]) and is paused, and all pages are read. Two
+//! pages are identical when their contents are equal, and shared when they have the same frame.
+//! Pages of zeros are left out.
 //!
-//! The paper's Figs. 6 and 7 are of speed where memory is short. What makes that is how much is
-//! shared, which is what counts here. All guests run one kernel, so that systems are compared by
-//! the pages of their programs.
+//! The paper's Figs. 6 and 7 show speed where memory is short. That speed depends on the amount
+//! of sharing, which is measured here. All guests run one kernel, so systems are compared by the
+//! pages of their programs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -38,20 +39,20 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const SYSTEMS: [&str; 3] = ["bullseye", "bookworm", "trixie"];
-/// That of all guests where they have the same.
+/// The system of all guests where they have the same.
 const SAME: usize = 1;
 const PROGRAMS: [(&str, &str); 2] =
     [("web", "nginx --mb 8 --check-s 0"), ("database", "redis --mb 8 --check-s 0")];
 const MEMORY: Bytes = Bytes::mib(192);
-/// Each program on each system: in turn, so that the first three are on different systems, and as
-/// many of both programs are among the first two, four and six.
+/// One guest for each program on each system, in turn: the first three are on different systems,
+/// and the first two, four and six have equal numbers of both programs.
 const GUESTS: usize = SYSTEMS.len() * PROGRAMS.len();
-/// Fleets of which it is told how many times pages are shared.
+/// Sizes of fleets for which the figures show how many times pages are shared.
 const SIZES: [usize; 3] = [2, 4, 6];
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// How long programs work before they are looked at.
+/// The time that programs work before the measurement.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Merging is over when between two looks less than a thousandth has come.
+/// Merging has ended when it has grown by less than a thousandth between two samples.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 const MOST_LOOKS: u32 = 30;
 
@@ -96,7 +97,7 @@ fn fleet(
         let name = format!("{name}-{number}");
         let spec = MachineSpec::new(&name, "systems", MEMORY, MEMORY, work);
         let spec = census::counting(spec.with_debian(systems[number % systems.len()]));
-        // Else all databases would have the same values.
+        // With equal seeds all databases would have the same values.
         MachineSpec { shim: true, seed: context.seed + number as u64, ..spec }
     };
     let specs: Vec<MachineSpec> = (0..GUESTS).map(guest).collect();
@@ -116,7 +117,7 @@ fn fleet(
     Ok(guests)
 }
 
-/// How many pages it has of each kind.
+/// The number of its pages of each kind.
 fn in_words(guest: &Guest) -> String {
     let kinds = [
         ("of code", Kind::Code),
@@ -131,7 +132,7 @@ fn in_words(guest: &Guest) -> String {
     kinds.map(|(name, kind)| format!("{name} {}", count(kind))).join(", ")
 }
 
-/// Looks until nothing more is merged.
+/// Samples until nothing more is merged.
 fn when_merged(pids: &[u32], censuses: Vec<Census>) -> Result<Vec<Guest>, LabError> {
     let mut last = 0;
     for _ in 0..MOST_LOOKS {
@@ -155,7 +156,7 @@ fn when_merged(pids: &[u32], censuses: Vec<Census>) -> Result<Vec<Guest>, LabErr
     Err(LabError::Timeout { what: "merging to end".to_owned(), limit })
 }
 
-/// Pages, and how many different contents and frames these have.
+/// The number of pages, and of their different contents and frames.
 struct Counted {
     pages: usize,
     contents: usize,
@@ -177,7 +178,7 @@ impl Counted {
         self.pages - self.frames
     }
 
-    /// Of all pages: those that are not needed, since another has the same frame.
+    /// The share of all pages that are not needed, since another has the same frame.
     fn saved(&self) -> f64 {
         ratio(self.merged(), self.pages)
     }
@@ -187,7 +188,7 @@ fn ratio(part: usize, whole: usize) -> f64 {
     part as f64 / whole as f64
 }
 
-/// Of the pages of one kind that two guests have: those that are in both.
+/// Of two guests' pages of one kind: those that are in both, and all.
 fn in_both(one: &Guest, other: &Guest, kind: Kind) -> (usize, usize) {
     let contents = |guest: &Guest| guest.iter().map(|page| page.hash).collect::<HashSet<_>>();
     let sides = [(one, contents(other)), (other, contents(one))];
@@ -237,7 +238,7 @@ fn by_segment(figures: &mut Figures, same: &[Guest]) {
     figures.add("code_above_others", figure);
 }
 
-/// Figures 6 and 7, by what is shared.
+/// Figures 6 and 7, by the amount of sharing.
 fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
     let programs = |guests: &[Guest]| Counted::of(guests, Kind::is_of_programs);
     for count in [SYSTEMS.len(), GUESTS] {
@@ -268,7 +269,7 @@ fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
     figures.add("shared_of_identical", done.target(Target::AtLeast(0.97)));
 }
 
-/// What tables tell of it without a guest.
+/// Overlap of the systems' tables, without a guest.
 fn tables(figures: &mut Figures, systems: &[Debian]) -> Result<(), LabError> {
     let bytes: Vec<Vec<u8>> =
         systems.iter().map(|system| debian::code(&[system])).collect::<Result<_, _>>()?;
@@ -285,7 +286,7 @@ fn tables(figures: &mut Figures, systems: &[Debian]) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Of the frames that these guests have, in percent, those that so many of their pages share.
+/// By number of pages that share a frame: the percentage of these guests' frames.
 fn times(guests: &[Guest]) -> Vec<f64> {
     let mut pages: HashMap<u64, usize> = HashMap::new();
     for page in guests.iter().flatten() {

@@ -1,24 +1,26 @@
-//! `smd-fig10`, `smd-fig11`: whether a web server answers, and a compiler compiles, as fast beside
-//! seven other VMs as alone, where memory is short and identical pages are kept once (SMD §4.3,
-//! Figs. 10 and 11).
+//! `smd-fig10`, `smd-fig11`: whether a web server answers, and a compiler compiles, as fast next
+//! to seven other VMs as alone, where memory is short and identical pages are kept once (SMD
+//! §4.3, Figs. 10 and 11).
 //!
-//! All run one Debian: the guest that is timed (a web server with a steady load far from all that
-//! it can, or a compiler that compiles all the time), and up to seven others that do little but go
-//! through their programs every 15 seconds. The timed one has a CPU of its own; the others have
-//! another one, with the worker or `ksmd`, which both look at 10 pages in a millisecond. So what
-//! can move its time is memory. A response or a compilation is timed within the guest. Counted are
-//! the median over the seconds of a window of each second's mean, and the mean over all of the
-//! window, in which the few that wait for swap have their part.
+//! All guests run one Debian. The timed guest is a web server with a steady load far below its
+//! capacity, or a compiler that compiles all the time. Up to seven others do little but go
+//! through their programs every 15 seconds. The timed guest has a CPU of its own. The others have
+//! another one, together with the worker or `ksmd`, which both scan 10 pages in a millisecond. So
+//! only memory can change the timed guest's time. A response or a compilation is timed within the
+//! guest. Two figures count: the median over the seconds of a window of each second's mean, and
+//! the mean over the whole window. The latter includes the few operations that wait for swap.
 //!
-//! **The clock** is the same guest once more, on the same CPU, with memory for itself that nobody
-//! merges or swaps. Other users of the machine's caches slow both down, by up to a half for minutes
-//! on a shared machine. So the timed guest's time is told in times of the clock's.
+//! **The clock** is the same guest once more, on the same CPU, with memory of its own that is
+//! neither merged nor swapped. Other users of the machine's caches slow both guests down: by up
+//! to a half, for minutes, on a shared machine. So the timed guest's time is given in multiples
+//! of the clock's.
 //!
-//! **Memory.** All QEMUs and the worker are in one memory cgroup, so the pool's pages count there,
-//! too: who writes them first is the worker. First all have as much as they want. *Small* is what
-//! they took then with the table, a quarter of what it saved, and [`BESIDE`]: merged, they fit, and
-//! without merging they swap. KSM's pages count for whoever had them, its lists for nobody. Swap is
-//! a file on the host's disk, which all of them together read as fast as a disk of [`READS_PER_S`].
+//! **Memory.** All QEMUs and the worker are in one memory cgroup. The pool's pages count there,
+//! too, because the worker writes them first. First all guests have as much memory as they want.
+//! *Small* is the memory that they took then with the table, plus a quarter of the table's
+//! saving, plus [`BESIDE`]. Merged, the guests fit; without merging they swap. KSM's pages are
+//! charged to the QEMU that had them, its lists to no cgroup. Swap is a file on the host's disk,
+//! which all of them together read as fast as a disk of [`READS_PER_S`].
 //!
 //! **Left out**: other operating systems in each VM, as in the paper's Fig. 6; CMD, which needs
 //! hardware.
@@ -59,21 +61,22 @@ pub(super) const FIG_11: Scenario = Scenario {
     run: |context| compare(context, &BUILD),
 };
 
-/// What is timed.
+/// One scenario: a timed guest and its figures.
 struct Timed {
     scenario: &'static str,
     guest: Guest,
-    /// What the clock does: the same at another rate, lest one of the two always comes second.
+    /// The clock's workload: the same at another rate, so that neither of the two is always
+    /// second.
     clock: &'static str,
-    /// The figure of how much longer it takes in the mean with all VMs than alone.
+    /// The figure of the increase of the mean time from one VM to all.
     mean_slope: &'static str,
-    /// The same by the median over seconds, where a second has many.
+    /// The same by the median over seconds, for a workload with many operations in a second.
     median_slope: Option<&'static str>,
-    /// What the plot shows.
+    /// The plot's title.
     title: &'static str,
-    /// With how many VMs it is timed.
+    /// The numbers of VMs with which it is timed.
     counts: &'static [usize],
-    /// How long it is timed with one VM and with all.
+    /// The time for which it is timed with one VM and with all.
     window: Duration,
 }
 
@@ -106,10 +109,10 @@ const OTHERS: [Guest; 7] = [
     Guest { name: "other-6", mb: 320, workload: "gcc --rate 0.05 --check-s 15" },
     Guest { name: "other-7", mb: 192, workload: "nginx --mb 8 --rate 2 --check-s 15" },
 ];
-/// Of the timed guest, and of all others.
+/// The CPU of the timed guest, and of all others.
 const CPUS: [usize; 2] = [0, 1];
 const ALL: usize = 1 + OTHERS.len();
-/// The courses where memory is short; of a way that has several, the median counts.
+/// The courses with short memory; for a way with several courses, the median counts.
 const COURSES: [(&str, Way); 7] = [
     ("none", Way::Nothing),
     ("static", Way::Static),
@@ -122,16 +125,17 @@ const COURSES: [(&str, Way); 7] = [
 /// Pages in a millisecond.
 const RATE: u32 = 10;
 const SWAP: Bytes = Bytes::mib(2048);
-/// What a disk of the cheaper kind answers.
+/// The read rate of a cheap disk.
 const READS_PER_S: u32 = 1_000;
-/// What the group takes beside what is compared: page tables and other objects of the kernel, and
-/// files.
+/// Memory of the group that is not in the comparison, in MiB: page tables, other kernel objects,
+/// and files.
 const BESIDE: f64 = 64.0;
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// With all VMs: long enough for each to go through its programs once, if it has them in memory.
+/// With all VMs: long enough for each guest to go through its programs once, if they are
+/// resident.
 const FIRST_CHECK: Duration = Duration::from_secs(22);
 const SETTLE: Duration = Duration::from_secs(2);
-/// How long the guest is timed with some of the others.
+/// The time for which the guest is timed with some of the others.
 const SHORT_WINDOW: Duration = Duration::from_secs(6);
 const POLL: Duration = Duration::from_millis(10);
 
@@ -143,7 +147,7 @@ enum Way {
     Kernel,
 }
 
-/// Merging under way.
+/// Merging in progress.
 enum At {
     Nothing,
     Ours(WorkerProcess),
@@ -151,19 +155,19 @@ enum At {
     Kernel(Ksm, Pinned),
 }
 
-/// What was seen with so many VMs.
+/// Measurements with a given number of VMs.
 #[derive(Clone, Copy)]
 struct Stage {
     vms: usize,
-    /// How long a response or a compilation took: each second's mean, in means of the clock's same
-    /// second; the median of these.
+    /// The time of a response or a compilation: each second's mean, divided by the clock's mean
+    /// of the same second; the median of these.
     in_clocks: f64,
-    /// The mean over all, and the clock's.
+    /// The mean over the whole window, and the clock's.
     mean_us: f64,
     clock_us: f64,
-    /// Of a hundred requests or compilations, so many times the timed guest's QEMU waited for swap.
+    /// Major faults of the timed guest's QEMU in a hundred requests or compilations.
     faults: f64,
-    /// What all VMs have in memory, the pool among it.
+    /// Memory of all VMs, including the pool.
     taken_mib: f64,
 }
 
@@ -272,7 +276,7 @@ fn course(
         context.say(&format!("  {}, {:.0} MiB", in_words(&[stage]), stage.taken_mib));
         stages.push(stage);
     }
-    // Before the merging ends, which would give all their pages back.
+    // Merging must not end before the guests: it would give all their pages back.
     lab.stop()?;
     clock.stop()?;
     Ok(stages)
@@ -303,7 +307,7 @@ impl At {
         })
     }
 
-    /// More guests have come.
+    /// Tells the worker of guests that were added.
     fn meet(&mut self, lab: &Lab) -> Result<(), LabError> {
         let Self::Ours(worker) = self else { return Ok(()) };
         let (tracking, scan_rate) = (TrackingBudget::Off, Some(PagesPerMs(RATE)));
@@ -337,9 +341,10 @@ impl At {
     }
 }
 
-/// The median of the timed guest's means over a second, each in means of the clock's same second.
+/// The median of the timed guest's means over a second, each divided by the clock's mean of the
+/// same second.
 fn in_clocks(timed: &[progress::Line], clock: &[progress::Line]) -> f64 {
-    // The first line is from before.
+    // The first line is from before the window.
     let seconds = timed.get(1..).unwrap_or_default().iter().filter_map(|line| {
         let apart = |other: &&progress::Line| {
             other.arrived.max(line.arrived) - other.arrived.min(line.arrived)
@@ -350,7 +355,7 @@ fn in_clocks(timed: &[progress::Line], clock: &[progress::Line]) -> f64 {
     median(seconds)
 }
 
-/// How long one of all these took, in the mean.
+/// The mean time of one operation over all these lines.
 fn mean_us(lines: &[progress::Line]) -> f64 {
     let taken = lines.windows(2).filter_map(|pair| {
         let [before, line] = pair else { return None };
@@ -359,7 +364,7 @@ fn mean_us(lines: &[progress::Line]) -> f64 {
     taken.sum::<f64>() / done(lines)
 }
 
-/// How many these are.
+/// The number of operations in these lines.
 fn done(lines: &[progress::Line]) -> f64 {
     match lines {
         [first, .., last] => last.ops - first.ops,

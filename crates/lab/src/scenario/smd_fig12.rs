@@ -1,14 +1,14 @@
-//! `smd-fig12`: how soon the code that guests have in common is shared, where it is known before
-//! they run, where it is found as they run, and by the kernel's KSM (SMD §4.4, Figs. 12 to 14).
+//! `smd-fig12`: the time until the guests' common code is shared: with a table made before they
+//! run, by scanning as they run, and by the kernel's KSM (SMD §4.4, Figs. 12 to 14).
 //!
 //! Four guests run real programs from one Debian: a web server, a database, a compiler, a shell.
-//! The table is made of the executables' code. Merging begins with the last guest, at the same rate
-//! for all. "Code" is every page of a guest that the table names; what could be shared of it is
-//! every such page that another one equals, and what is shared is seen by the frames behind them.
-//! Programs are not checked here: that reads whole files, of which most never runs.
-//! A look at all pages takes seconds, so guests, merging and the clock stand still meanwhile.
-//! Comparisons are counted over the guests' memory as it is in the end: KSM's by a model of its
-//! trees, with and without the paper's classes; Overbook's with its own index.
+//! The table is made of the executables' code. Merging begins with the last guest, at the same
+//! rate for all ways. "Code" is every page of a guest that the table names. A page of code could
+//! be shared when another one equals it; the frames show which are shared. The guests do not
+//! check their programs here: that reads whole files, most of which never runs. Reading all pages
+//! takes seconds, so guests, merging and the clock pause meanwhile. Comparisons are counted over
+//! the guests' memory at the end: KSM's by a model of its trees, with and without the paper's
+//! classes; Overbook's with its own index.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -37,17 +37,17 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// Pages that are looked at in a millisecond: KSM's usual rate is half of it.
+/// Pages scanned in a millisecond: KSM's usual rate is half of it.
 const RATE: u32 = 10;
-/// When it is looked, in seconds after the programs of all guests have begun to work.
+/// Times of the samples, in seconds after the programs of all guests have begun to work.
 const LOOKS: [f64; 17] = [
     1.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 150.0, 180.0, 210.0, 240.0,
     270.0, 300.0,
 ];
-/// A course is that long at least, and ends when [`NEARLY`] of the code is shared.
+/// A course lasts at least this long, and ends when [`NEARLY`] of the code is shared.
 const LEAST_S: f64 = 90.0;
 const NEARLY: f64 = 0.9;
-/// KSM merges in its second pass, and what it has found by its third.
+/// KSM merges in its second pass, and all that it finds by its third.
 const PASSES: u32 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,11 +60,11 @@ enum Way {
 const WAYS: [(&str, Way); 3] =
     [("static", Way::Static), ("dynamic", Way::Dynamic), ("ksm", Way::Kernel)];
 
-/// What a look has found.
+/// Result of a sample.
 struct Seen {
-    /// In seconds after the programs work.
+    /// Seconds after the programs began to work.
     at: f64,
-    /// Pages of code that could be shared, and of these those that are.
+    /// Pages of code that could be shared, and the number of these that are.
     alike: u64,
     shared: u64,
 }
@@ -109,14 +109,14 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Merging under way.
+/// Merging in progress.
 enum At {
     Ours(Merger),
     Kernel(Ksm),
 }
 
 impl At {
-    /// It looks no further; what is under way ends.
+    /// Stops scanning; merges in progress end.
     fn stop(&self) -> Result<(), LabError> {
         match self {
             Self::Ours(merger) => merger.set_rate(0),
@@ -134,7 +134,7 @@ impl At {
     }
 }
 
-/// All pages, while nothing changes them.
+/// Reads all pages, while nothing changes them.
 fn look(lab: &Lab, merging: Option<&At>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
     let tell = |what| lab.machines().iter().try_for_each(|it| it.qmp(what, json!({})).map(drop));
     tell("stop")?;
@@ -251,7 +251,7 @@ fn by_class(seen: &[GuestPage]) -> HashMap<Sampled, Vec<&[u8]>> {
     classes
 }
 
-/// What is compared where an index of hashes proposes: a page with its twin, and both with their
+/// Comparisons where an index of hashes proposes pages: a page with its twin, and both with their
 /// slot; each further page with the slot.
 fn with_index(seen: &[GuestPage]) -> Comparisons {
     let mut counted = Comparisons::default();

@@ -1,15 +1,15 @@
-//! `smd-fig2`: what the kernel's KSM costs and finds, by the size of its batches and its sleep
-//! between them (SMD §2.2, Figs. 2 to 4).
+//! `smd-fig2`: the cost and the saving of the kernel's KSM, by the size of its batches and its
+//! sleep between them (SMD §2.2, Figs. 2 to 4).
 //!
-//! A web server answers one request after the other on a CPU of its own, where `ksmd` runs as well;
-//! a database has the other CPU. At each of the paper's settings KSM works half a minute in all,
-//! with pauses; then all is unmerged. The time of an answer while it works is compared with that in
-//! the pauses before and after. What is shared is the kernel's count of the guests' pages at the
-//! end, to the most of all settings.
+//! A web server answers one request after the other on a CPU of its own, where `ksmd` runs as
+//! well; a database has the other CPU. At each of the paper's settings KSM works half a minute in
+//! all, with pauses; then all is unmerged. The time of an answer while KSM works is compared with
+//! that in the pauses before and after. The shared pages are the kernel's count for the guests at
+//! the end, relative to the most of all settings.
 //!
-//! How many comparisons are in vain tells a model of KSM's trees over the guests' memory. It
-//! depends on the passes, and not on how they were spread. How many of its looks at a page merged
-//! nothing, the kernel counts itself.
+//! A model of KSM's trees over the guests' memory gives the share of futile comparisons. It
+//! depends on the passes, and not on their distribution over time. The kernel itself counts the
+//! scanned pages that were not merged.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ const GUESTS: [(&str, &str); 2] =
     [("web", "nginx --mb 8 --check-s 0"), ("database", "redis --mb 8 --check-s 0 --rate 200")];
 const MEMORY: Bytes = Bytes::mib(128);
 const START_LIMIT: Duration = Duration::from_secs(180);
-/// The web server's, and `ksmd`'s.
+/// The CPU of the web server and of `ksmd`.
 const CPU: usize = 0;
 const WEB: usize = 0;
 /// Table 1, from the smallest batch on; its sleep is 30 ms. Then Table 2, from the longest sleep
@@ -49,30 +49,30 @@ const BATCHES: [u32; 5] = [100, 200, 400, 800, 1600];
 const USUAL_SLEEP_MS: u32 = 30;
 const SLEEPS_MS: [u32; 5] = [50, 40, 30, 20, 10];
 const USUAL_BATCH: u32 = 400;
-/// At each setting KSM works so many times, and pauses before and after each.
+/// The number of times that KSM works at each setting; it pauses before and after each.
 const ROUNDS: usize = 6;
-/// The web server's reports, a second each: passed over in the beginning of each such time, and
-/// counted.
+/// The web server's reports, one a second: reports to skip at the beginning of each window, and
+/// reports that count.
 const BEGINNING: usize = 1;
 const WITH: usize = 4;
 const WITHOUT: usize = 2;
-/// A hundredth less is as much.
+/// A value down to one percent less counts as equal.
 const SAME: f64 = 0.99;
 /// Passes of the model: KSM merges from the second one on.
 const PASSES: [u32; 2] = [2, 8];
 
-/// How one setting went.
+/// The course of one setting.
 struct Course {
     rate: Rate,
-    /// How much longer an answer takes while it works.
+    /// Extra time of an answer while KSM works.
     slowdown: Median,
-    /// How long it worked in all.
+    /// The time that KSM worked in all.
     worked: Duration,
-    /// Pages that have become others' as well.
+    /// Pages that have been merged with others.
     shared: u64,
-    /// Of a CPU.
+    /// Share of a CPU.
     cpu: f64,
-    /// Of the looks at a page, those that merged nothing.
+    /// The share of scanned pages that were not merged.
     fruitless: f64,
 }
 
@@ -83,7 +83,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         ..MachineSpec::new(name, "ksm", MEMORY, MEMORY, work).with_debian(&debian)
     };
     let specs: Vec<MachineSpec> = GUESTS.iter().enumerate().map(guest).collect();
-    // Before anything of KSM: it is put back last.
+    // Pinned before KSM starts, so that its affinity is restored last.
     let _ksmd = Pinned::to(CPU, Ksm::thread()?)?;
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     progress::wait_until_working(&lab, START_LIMIT)?;
@@ -117,7 +117,7 @@ fn rates() -> Vec<Rate> {
     all
 }
 
-/// KSM at work at this setting.
+/// Measures KSM at this setting.
 fn course(lab: &Lab, pids: &[u32], rate: Rate) -> Result<Course, LabError> {
     let (scanned, cpu) = (Ksm::scanned()?, Ksm::cpu_s()?);
     let mut worked = Duration::ZERO;
@@ -139,7 +139,7 @@ fn course(lab: &Lab, pids: &[u32], rate: Rate) -> Result<Course, LabError> {
     Ok(Course { rate, slowdown: pairs.overhead(), worked, shared, cpu, fruitless })
 }
 
-/// The web server's, in answers per second, over so many of its reports.
+/// The web server's speed in answers per second, over `lines` of its reports.
 fn speed(lab: &Lab, lines: usize) -> Result<f64, LabError> {
     let rates = progress::rates(lab, BEGINNING, lines)?;
     Ok(rates.get(WEB).copied().unwrap_or(f64::NAN))

@@ -1,16 +1,15 @@
-//! `smd-saved`: what is saved of real guests' memory in all, by a table and by looking, beside what
-//! kernel KSM saves of the same guests.
+//! `smd-saved`: the memory that merging saves of real guests with a table of known pages,
+//! compared with the memory that kernel KSM saves of the same guests.
 //!
-//! Four guests run a web server, a database, a compiler and a shell of one Debian. What is saved is
-//! counted as in `dedup-vs-ksm`: by how much the QEMUs' anonymous memory falls, the pool
-//! subtracted.
+//! Four guests run a web server, a database, a compiler and a shell of one Debian. The saving is
+//! counted as in `dedup-vs-ksm`: the fall of the QEMUs' anonymous memory, less the pool.
 //!
-//! **Guests that work.** Their memory goes up and down as they compile and check. So they work at a
-//! steady pace, which is far from all that they can; merging begins when each has checked its
-//! programs twice, so that its page cache has what it will have. Memory is the mean of all looks in
-//! [`WINDOW`], in which each guest does all that it does. Each way is taken twice, with fresh
-//! guests each time, ours first and last. A course without merging says how far the guests' memory
-//! drifts by itself.
+//! **Guests at work.** Their memory goes up and down as they compile and check. They therefore
+//! work at a steady pace, far below their capacity. Merging begins when each guest has checked
+//! its programs twice, so that its page cache is full. Memory is the mean of all samples in
+//! [`WINDOW`], in which each guest runs through all its work. Each way is measured twice, each
+//! time with fresh guests, ours first and last. A run without merging shows how far the guests'
+//! memory drifts by itself.
 
 use std::time::{Duration, Instant};
 
@@ -47,16 +46,16 @@ const WAYS: [(&str, Way); 5] = [
     ("ksm again", Way::Kernel),
     ("ours again", Way::Ours),
 ];
-/// Pages in a millisecond: what both are compared at.
+/// Pages per millisecond that both ways scan.
 const RATE: u32 = 50;
 const WARM_LIMIT: Duration = Duration::from_secs(180);
 const CHECKS: f64 = 2.0;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Longer than a guest takes for all that it does.
+/// Longer than a guest takes for one round of all its work.
 const WINDOW: Duration = Duration::from_secs(15);
-/// Nothing more is saved when a window has no more than this above the best one before.
+/// Saving has ended when a window exceeds the best one before by no more than this.
 const LITTLE_MIB: f64 = 2.0;
-/// The kernel looks at everything once before it merges anything.
+/// KSM scans every page once before it merges any.
 const FEWEST_WINDOWS: usize = 4;
 const MOST_WINDOWS: usize = 10;
 
@@ -67,20 +66,20 @@ enum Way {
     Nobody,
 }
 
-/// Merging under way.
+/// Merging in progress.
 enum At {
     Ours(Merger),
     Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
     Nobody,
 }
 
-/// How one way went.
+/// The course of one way.
 struct Course {
     name: &'static str,
     way: Way,
-    /// What the guests had before, in MiB.
+    /// The guests' memory before merging, in MiB.
     before: f64,
-    /// Seconds, and MiB saved, by windows.
+    /// Per window: seconds since the start, and MiB saved.
     saved: Vec<(f64, f64)>,
 }
 
@@ -141,7 +140,7 @@ fn course(
     Ok(Course { name, way, before, saved })
 }
 
-/// What the guests have together, the pool among it, over a window.
+/// The memory of all guests, including the pool: the mean over a window.
 fn mean_mib(pids: &[u32], at: &At) -> Result<f64, LabError> {
     let (end, mut sum, mut looks) = (Instant::now() + WINDOW, 0.0, 0.0);
     while Instant::now() < end {

@@ -1,9 +1,9 @@
 //! `smd-soak`: real programs run on while their code is merged, and not a byte of them is lost.
 //!
-//! Four guests run a web server, a database, a compiler and a shell of one Debian, as fast as they
-//! can. The group's worker knows the programs' code by a table, and is what [`Soak`] makes of it.
+//! Four guests run a web server, a database, a compiler and a shell of one Debian, as fast as
+//! they can. The group's worker knows the programs' code by a table, and [`Soak`] drives it.
 //! Every answer is compared, and every ten seconds each guest compares its programs and libraries
-//! with the sums that came with their packages, as `debsums` does.
+//! with the checksums of their packages, as `debsums` does.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ const USUAL_MINUTES: u32 = 60;
 const CHECK_S: &str = "10";
 /// The guests that answer requests, which take milliseconds.
 const SERVERS: [&str; 2] = ["web", "database"];
-/// How long an answer may take.
+/// The longest that an answer may take.
 const HANG_MS: f64 = 10_000.0;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -63,7 +63,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Up to 3 % too long, and less than 10,000 answers in a second lest one is missed.
+/// The result is up to 3 % too high. It assumes fewer than 10,000 answers in a second; with
+/// more, the percentile could miss one.
 fn longest_answer_ms(machine: &Machine) -> f64 {
     let lines = metrics::all_in(&machine.files().metrics);
     let us = lines.iter().filter_map(|line| line["p9999_us"].as_f64());

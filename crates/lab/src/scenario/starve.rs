@@ -3,10 +3,10 @@
 //!
 //! Three guests of `shop` run one program after the other: each takes 40 to 170 MB at 10 to 300
 //! MB/s, uses it for a moment and ends ([`BURSTS`]). Two are quiet. All have their whole RAM when
-//! Overbook begins to enforce, more than twice what the group pays for, so Overbook wants memory of
+//! Overbook begins to enforce, more than twice the group's budget, so Overbook wants memory of
 //! every one of them, all the time. Three guests outside of any group do the same work from the
-//! same seeds; a kill there is the guest's own. The quiet guests show that the target is not met by
-//! taking nothing.
+//! same seeds; a kill there is the guest's own. The quiet guests show that Overbook does take
+//! memory.
 
 use std::time::{Duration, Instant};
 
@@ -28,16 +28,16 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const USUAL_MINUTES: u32 = 5;
 const MEMORY: Bytes = Bytes::mib(256);
-/// Guaranteed to each.
+/// Guaranteed to each guest.
 const BASE: Bytes = Bytes::mib(96);
 const PAIRS: u64 = 3;
 const QUIET: u64 = 2;
 const BUDGET: Bytes = Bytes(BASE.0 * (PAIRS + QUIET));
-/// The largest burst is 20 MB less than what such a guest has for its programs.
+/// The largest burst is 20 MB less than the memory that such a guest has for its programs.
 const BURSTS: &str = "bursts --mb 170";
-/// Of a quiet guest at least so much is taken.
+/// The least that Overbook must take of a quiet guest.
 const TAKEN: Bytes = Bytes::mib(20);
-/// A workload that has not reported for so long is gone.
+/// A workload that has not reported for this long is gone.
 const SILENT: Duration = Duration::from_secs(30);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -75,7 +75,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// A number of a guest's newest report; not a number if it has not reported for long.
+/// A number of a guest's newest report; NaN if it has not reported for long.
 fn reported(machine: &Machine, name: &str) -> f64 {
     let fresh = machine.last_metric().filter(|report| report.arrived.elapsed() < SILENT);
     fresh.and_then(|report| report.value[name].as_f64()).unwrap_or(f64::NAN)
@@ -88,7 +88,7 @@ fn figures(context: &Context, lab: &Lab, least: &[Bytes]) -> Result<Figures, Lab
     };
     let kills = of_pairs("bursting", "oom_kills")?;
     let outside = of_pairs("twin", "oom_kills")?;
-    // A guest that does not report makes the sum no number.
+    // A guest that does not report makes the sum NaN.
     let more = kills.iter().zip(&outside).map(|(kills, other)| {
         if kills.is_nan() || other.is_nan() { f64::NAN } else { (kills - other).max(0.0) }
     });

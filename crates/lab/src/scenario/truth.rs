@@ -1,8 +1,8 @@
-//! `truth`: what the tracer is worth as ground truth, and what it costs.
+//! `truth`: the tracer's accuracy as ground truth, and its cost.
 //!
-//! A guest works at random over an array of known size; its exact working set, from the pages that
-//! it was seen to touch, must be that array and the little that kernel and program need. Then three
-//! workloads run with and without the tracer.
+//! A guest works at random over an array of known size. Its exact working set, from the pages
+//! that the tracer saw it touch, must be that array plus the little that kernel and program need.
+//! Then three workloads run with and without the tracer.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const MEMORY: Bytes = Bytes::mib(400);
 const ARRAYS_MIB: [u32; 3] = [40, 100, 200];
 const WORKLOADS: [&str; 3] = ["random-array --mb 100", "sort --mb 100", "web --mb 100"];
-/// Until how the array was filled is long forgotten.
+/// Long enough that the filling of the array no longer counts.
 const SETTLE: Duration = Duration::from_secs(30);
 const MEASURE: Duration = Duration::from_secs(10);
 /// Filling an array takes long when every access is seen.
@@ -71,7 +71,7 @@ fn start(context: &Context, spec: MachineSpec) -> Result<Lab, LabError> {
     Ok(lab)
 }
 
-/// The exact working set in MiB, and how the trace grows in MiB per minute.
+/// The exact working set in MiB, and the growth of the trace in MiB per minute.
 fn known_array(context: &Context, mib: u32) -> Result<(f64, f64), LabError> {
     let spec = guest(context, &format!("random-array --mb {mib}"), true);
     let mut lab = start(context, spec)?;

@@ -1,16 +1,16 @@
-//! `walls`: all attacks at once, and a tenant next to them that notices nothing.
+//! `walls`: all attacks at once, and a tenant next to them that must not notice.
 //!
 //! Two guests of the tenant `shop` work under the real daemon. They share pages; `witness` has a
 //! swap disk that Overbook serves, a part of which lies in a repository, and verifies its memory
-//! all the time. Attackers of other users work for ten minutes in all against the daemon, the disks
-//! of their own tenant and a repository, all at once, with quiet minutes before, between and after.
-//! The speed of `witness` under attack is compared with its speed in the quiet minutes on both
-//! sides.
+//! all the time. Attackers of other users work for ten minutes in all against the daemon, the
+//! disks of their own tenant and a repository, all at once, with quiet minutes before, between
+//! and after. The speed of `witness` under attack is compared with its speed in the quiet minutes
+//! on both sides.
 //!
-//! The guests have a CPU of their own, as on a host that keeps some for itself; the attackers and
-//! all of Overbook's processes, the disks of `witness` among them, have another one. These disks
-//! have the weight that their unit gives them. How much CPU time a tenant may use is the operator's
-//! to bound (cgroups), and no matter of memory.
+//! The guests have a CPU of their own, as on a host that reserves some for itself. The attackers
+//! and all of Overbook's processes, including those of the disks of `witness`, have another one.
+//! These disks have the CPU weight that their unit gives them. The operator bounds the CPU time
+//! of a tenant (cgroups); that is not tested here.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -54,11 +54,11 @@ const DISK: Disk =
     Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(64), cache: false };
 const RATE: PagesPerMs = PagesPerMs(20);
 const FILL_LIMIT: Duration = Duration::from_secs(180);
-/// The daemon's own process, without its workers, whatever attackers send.
+/// The daemon's own process, without its workers, under any attack.
 const DAEMON_MOST_MIB: f64 = 64.0;
-/// A process of disks: its budget of 64 MiB, and its memory without any client.
+/// A process of disks: its budget of 64 MiB, and its memory without clients.
 const DISKS_MOST_MIB: f64 = 128.0;
-/// A repository that lends 64 MiB: these, the budget, and its memory without any client.
+/// A repository that lends 64 MiB: these, the budget, and its memory without clients.
 const REPOSITORY_MOST_MIB: f64 = 192.0;
 
 /// The most resident memory of each process, by its role.
@@ -120,7 +120,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures(context, &speeds, &most, &seen, bad_bytes))
 }
 
-/// A directory that every user may go through, as long as this lives.
+/// A directory that every user may traverse, as long as this lives.
 struct Open<'a>(&'a Path);
 
 impl<'a> Open<'a> {
@@ -132,7 +132,7 @@ impl<'a> Open<'a> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        // The next scenario says so if it is left open.
+        // The next scenario reports it if it is left open.
         let _ = fs::set_permissions(self.0, Permissions::from_mode(0o700));
     }
 }

@@ -1,9 +1,9 @@
 //! `worker-kill`: a group's worker is killed fifty times at random moments while granules of its
-//! guests are out of reach.
+//! guests are unmapped.
 //!
-//! Nobody may notice but the daemon, which starts another: the shim gives everything back by
-//! itself, no guest stands still for long, no byte is lost, and tracking goes on. How long a guest
-//! stands still it says itself: the longest time between two pages that `verify` checks (some tens
+//! Only the daemon may notice, which starts another: the shim gives everything back by itself, no
+//! guest stands still for long, no byte is lost, and tracking goes on. The guest itself reports
+//! how long it stands still: the longest time between two pages that `verify` checks (some tens
 //! of microseconds apart), or two hundred accesses of `random-array`. The same is measured before
 //! the first kill: a guest on a busy machine stands still at times for other reasons.
 
@@ -32,12 +32,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const KILLS: u32 = 50;
-/// Lives of a worker: from its first revocations to well into its work.
+/// Lifetimes of a worker: from its first revocations to well into its work.
 const LIFE_MS: (u64, u64) = (300, 3_000);
 const MEMORY: Bytes = Bytes::mib(256);
 const GROUP: &str = "killed";
 const FILL_LIMIT: Duration = Duration::from_secs(60);
-/// Without kills, for comparison.
+/// The window without kills, for comparison.
 const BASELINE: Duration = Duration::from_secs(40);
 const RESUME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -92,7 +92,7 @@ fn worker(daemon: &Daemon) -> Result<Option<Identity>, LabError> {
     Ok(reading.and_then(|reading| reading.value.pid).and_then(Identity::of))
 }
 
-/// Whether every guest is tracked, by another worker than `dead`: its working set is known anew.
+/// Whether every guest is tracked by another worker than `dead`: its working set is known again.
 fn is_tracked(lab: &Lab, daemon: &Daemon, dead: Option<Identity>) -> Result<bool, LabError> {
     let Some(case) = daemon.latest()? else { return Ok(false) };
     let reading = case.view.workers.get(&GroupName::from(GROUP));
@@ -111,7 +111,7 @@ fn wait_until_tracked(lab: &Lab, daemon: &Daemon, dead: Option<Identity>) -> Res
     lab.wait_for("every guest to be tracked", RESUME_LIMIT, |lab| is_tracked(lab, daemon, dead))
 }
 
-/// How long guests stood still: name, then milliseconds by second.
+/// The guests' longest standstills: name, then milliseconds by second.
 struct Gaps(Vec<(String, Vec<(f64, f64)>)>);
 
 impl Gaps {

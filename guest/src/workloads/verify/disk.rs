@@ -1,10 +1,11 @@
-//! The witness of a disk: blocks whose every word is known, read back past the guest's page cache.
+//! Detects damage on a disk: blocks whose every word is known are read back past the guest's page
+//! cache.
 //!
 //! With `O_DIRECT` the host's device works on the reader's own pages, while the guest does other
-//! things: a page that is taken away under it, or comes back as it was before, is found here and
-//! nowhere else. The buffer is large, and each transfer takes another part of it, so that most of
-//! it is cold. One transfer of eight writes: the same content, out of the buffer, so that a page
-//! that was wrong then is found later.
+//! things. Only this test finds a page that is taken away meanwhile, or comes back with its old
+//! content. The buffer is large, and each transfer takes another part of it, so that most of it
+//! is cold. One transfer of eight writes the same content from the buffer, so that a page that
+//! was wrong then is found later.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -71,7 +72,7 @@ struct Witness {
 }
 
 impl Witness {
-    /// Puts content into a part of the buffer, and writes it to where it belongs.
+    /// Puts content into a part of the buffer, and writes it to its blocks.
     fn write(&mut self, place: usize, block: usize, count: usize) -> io::Result<()> {
         let part = place * PAGE..(place + count) * PAGE;
         for (index, page) in self.buffer[part.clone()].chunks_exact_mut(PAGE).enumerate() {
@@ -82,8 +83,8 @@ impl Witness {
         self.file.write_all_at(&self.buffer[part], (block * PAGE) as u64)
     }
 
-    /// Reads blocks into a part of the buffer; answers how many bytes are wrong, and puts those
-    /// right on the disk.
+    /// Reads blocks into a part of the buffer; returns the number of wrong bytes, and corrects
+    /// these on the disk.
     fn read(&mut self, place: usize, block: usize, count: usize) -> io::Result<usize> {
         let part = place * PAGE..(place + count) * PAGE;
         self.file.read_exact_at(&mut self.buffer[part.clone()], (block * PAGE) as u64)?;
@@ -109,7 +110,7 @@ impl Witness {
 
 /// The words that a block must hold.
 fn words_of(seed: u64, block: usize) -> impl Iterator<Item = [u8; 8]> {
-    // Not the stream of any page in memory: those are mixed once more.
+    // Different from the stream of any page in memory: those are mixed once more.
     let mut state = mix(seed) ^ mix(!(block as u64));
     std::iter::repeat_with(move || {
         state = state.wrapping_add(STEP);

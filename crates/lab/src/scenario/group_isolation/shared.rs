@@ -1,4 +1,4 @@
-//! Who shares what with whom, by the kernel: physical frames, mappings, descriptors, cgroups.
+//! Frames, mappings, descriptors and cgroups that processes share, by the kernel's own data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,18 +15,19 @@ pub(super) struct Group {
     pub(super) worker: u32,
 }
 
-/// Pages in memory that several guests share.
+/// Resident pages that several guests share.
 #[derive(Debug)]
 pub(super) struct Pages {
-    /// How many different ones are shared by guests of different groups.
+    /// Different pages that guests of different groups share.
     pub(super) across: usize,
-    /// How many each guest, by its QEMU's process, shares with others of its group.
+    /// The number of pages that each guest, by its QEMU's process, shares with others of its
+    /// group.
     pub(super) within: BTreeMap<u32, usize>,
 }
 
 impl Pages {
-    /// Now. It is looked twice, and the less counts: a frame that one guest has freed and another
-    /// one got while they were looked at, one after the other, is not shared.
+    /// Counts now, twice, and returns the lower counts. A frame that one guest freed and another
+    /// one got between their readings is not shared.
     pub(super) fn of(groups: &[Group]) -> Result<Self, LabError> {
         let (first, mut pages) = (Self::once(groups)?, Self::once(groups)?);
         pages.across = pages.across.min(first.across);
@@ -37,7 +38,7 @@ impl Pages {
     }
 
     fn once(groups: &[Group]) -> Result<Self, LabError> {
-        // By frame: whose it is.
+        // By frame: its owners.
         let mut owners: BTreeMap<u64, Vec<(usize, u32)>> = BTreeMap::new();
         let mut within = BTreeMap::new();
         for (group, members) in groups.iter().enumerate() {
@@ -65,23 +66,24 @@ impl Pages {
     }
 }
 
-/// The pools, and who can reach what.
+/// The groups' pools, and the processes with access to them.
 #[derive(Debug, Default)]
 pub(super) struct Reach {
-    /// How many pools the guests map.
+    /// The number of pools that the guests map.
     pub(super) pools: usize,
-    /// Processes that hold a pool of a group that they are not of.
+    /// Processes that hold a pool of another group.
     pub(super) foreign_holders: usize,
-    /// Descriptors of workers that lead into guests of their own groups.
+    /// Descriptors of workers to guests of their own groups.
     pub(super) own_descriptors: usize,
-    /// … of other groups.
+    /// Descriptors of workers to guests of other groups.
     pub(super) foreign_descriptors: usize,
-    /// In how many cgroups the workers are, without the daemon's; `None` without cgroup v2.
+    /// The number of cgroups with workers in them, without the daemon's; `None` without cgroup
+    /// v2.
     pub(super) cgroups: Option<usize>,
 }
 
 impl Reach {
-    /// Now.
+    /// Measures now.
     pub(super) fn of(groups: &[Group], daemon: u32) -> Result<Self, LabError> {
         let mut reach = Self::default();
         let mut cgroups = BTreeSet::new();
@@ -122,11 +124,12 @@ fn pools_of(qemus: &[u32]) -> Result<BTreeSet<FileId>, LabError> {
     Ok(pools)
 }
 
-/// Whose `/proc/<pid>/…` a process has open, its own left out; once for each descriptor.
+/// Owners of the `/proc/<pid>/…` files that a process has open, without itself; once for each
+/// descriptor.
 fn descriptors_into(pid: u32) -> Result<Vec<u32>, LabError> {
     let mut pids = Vec::new();
     for descriptor in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // It may be closed meanwhile.
+        // The descriptor may be closed meanwhile.
         let target = std::fs::read_link(descriptor?.path()).unwrap_or_default();
         let whose = target.strip_prefix("/proc").ok().and_then(|below| below.iter().next());
         pids.extend(whose.and_then(|whose| whose.to_str()?.parse::<u32>().ok()));

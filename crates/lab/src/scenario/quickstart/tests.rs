@@ -1,5 +1,4 @@
-//! The figures of recordings that nobody had to boot guests for: 30 s of `observe`, 70 s of
-//! `enforce`.
+//! Figures of synthetic recordings, without guests: 30 s of `observe`, 70 s of `enforce`.
 
 use super::*;
 use crate::recording::Progress;
@@ -8,7 +7,8 @@ const OBSERVE_S: f64 = 0.0;
 const ENFORCE_S: f64 = 30.0;
 const END_S: f64 = 100.0;
 
-/// All as it should be: the hungry guest gets four times as fast, nobody else loses anything.
+/// A recording that meets all targets: the hungry guest gets four times as fast, and no
+/// other guest loses.
 fn good() -> Recording {
     let mut recording = Recording::begin();
     for guest in [HUNGRY].into_iter().chain(OTHERS) {
@@ -37,7 +37,7 @@ fn figures_of(recording: &Recording) -> Figures {
     outcome(recording).figures(Figures::new("quickstart", "m".into(), 1, 1), 0)
 }
 
-/// The same with the moments of one guest from some second on changed.
+/// The same with the moments of one guest changed from some second on.
 fn with(guest: &str, from: usize, change: impl Fn(&mut Moment)) -> Recording {
     let mut recording = good();
     recording.guests.get_mut(guest).unwrap()[from..].iter_mut().for_each(change);

@@ -1,4 +1,4 @@
-//! The targets of attacks other than the guests' own daemon and disk, and the attackers.
+//! Attackers, and their targets other than the guests' own daemon and disk.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -17,9 +17,9 @@ use crate::{interrupt, pinning};
 
 /// The attackers' CPU; the guests have the other one.
 pub(super) const CPU: usize = 1;
-/// Addresses of this host that clients of the repository come from.
+/// Addresses of this host from which clients of the repository connect.
 const FROM: [&str; 4] = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"];
-/// The name of QEMU's program: Overbook looks at no other.
+/// The name of QEMU's program; Overbook considers no other.
 const QEMU: &str = "qemu-system-x86_64";
 /// Addresses that a user binds before shims do.
 const SQUATTED: &str = "1000";
@@ -28,23 +28,23 @@ const SPARE: &str = "spare";
 const END: Duration = Duration::from_secs(10);
 const BEGIN: Duration = Duration::from_secs(20);
 
-/// Servers and directories that stand as long as the scenario runs.
+/// Servers and directories that exist for the whole scenario.
 pub(super) struct Field {
     dir: PathBuf,
-    /// Lends memory by TLS.
+    /// The repository, which lends memory by TLS.
     pub(super) repository: Child,
     repository_at: SocketAddr,
     api_at: SocketAddr,
-    /// Serves the attackers' disks: one whose repository lies, and one that is held up.
+    /// Serves the attackers' disks: one whose repository lies, and one whose client is stuck.
     pub(super) misled: Option<Child>,
 }
 
 impl Field {
-    /// Starts the servers in `dir`, and has the daemon of `lab` listen to TCP and look for QEMUs in
-    /// the attackers' directory when it starts.
+    /// Starts the servers in `dir`. The daemon of `lab` will, when it starts, listen on TCP and
+    /// look for QEMUs in the attackers' directory.
     ///
     /// # Errors
-    /// When a program is missing, or the kernel's.
+    /// A missing program's, or the kernel's.
     pub(super) fn start(dir: &Path, lab: &Lab) -> Result<Self, LabError> {
         fs::create_dir_all(dir.join("qmp"))?;
         chown(dir.join("qmp"), Some(NOBODY), Some(NOBODY))?;
@@ -109,8 +109,8 @@ impl Field {
         Ok(attackers)
     }
 
-    /// Starts the process of the attackers' disks, one of which uses the repository at `socket`,
-    /// once that is there.
+    /// Starts the process of the attackers' disks once `socket` exists. One of the disks uses the
+    /// repository at `socket`.
     fn mislead(&mut self, socket: &Path) -> Result<(), LabError> {
         let end = Instant::now() + BEGIN;
         while !socket.exists() && Instant::now() < end {
