@@ -1,10 +1,10 @@
-//! Hosts as one pool: what they know of each other.
+//! The hosts of a pool: the data that they exchange.
 //!
 //! ```text
-//! records         what each host and the controller have written
-//! store           what is kept, who may write it, and how it is heard that something has changed
-//!   store::etcd      of many hosts, in etcd
-//!   store::embedded  of one host alone, in SQLite
+//! records         the values that each host and the controller have written
+//! store           the stored values, the leases to write them, and notification of changes
+//!   store::etcd      for many hosts, in etcd
+//!   store::embedded  for a single host, in SQLite
 //! ```
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that cannot go on has failed"))]

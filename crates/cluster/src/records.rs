@@ -1,16 +1,16 @@
-//! The records of a pool's store, ordered by their writers.
+//! The content of a pool's store, by writer.
 //!
 //! ```text
-//! hosts/H/seat          host H is there
-//! hosts/H/report        what it says of itself
+//! hosts/H/seat          host H's lease: it is alive
+//! hosts/H/report        its report about itself
 //! hosts/H/source/VM     its last step as the source of an intent
 //! hosts/H/target/VM     its last step as the target
-//! controller/seat       who decides
-//! controller/intents/VM what is to be moved
+//! controller/seat       the controller's lease: it decides
+//! controller/intents/VM the intended move
 //! ```
 //!
-//! All that a host writes lies in a directory of its own. So etcd can hold it to that, by the name
-//! in its certificate.
+//! All values that a host writes are under a prefix of its own. So etcd can enforce that by the
+//! name in its certificate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,36 +23,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::Snapshot;
 
-/// The seat of the controller.
+/// The key of the controller's lease.
 pub const CONTROLLER_SEAT: &str = "controller/seat";
-/// Where intents lie.
+/// The prefix of intents.
 pub const INTENTS: &str = "controller/intents/";
 
-/// Where all lies that a host has written.
+/// The prefix of all values that a host writes.
 #[must_use]
 pub fn of_host(host: &HostName) -> String {
     format!("hosts/{host}/")
 }
 
-/// Its seat.
+/// The key of a host's lease.
 #[must_use]
 pub fn host_seat(host: &HostName) -> String {
     format!("hosts/{host}/seat")
 }
 
-/// Its report.
+/// The key of its report.
 #[must_use]
 pub fn report(host: &HostName) -> String {
     format!("hosts/{host}/report")
 }
 
-/// Its last step as the source.
+/// The key of its last step as the source.
 #[must_use]
 pub fn source(host: &HostName, vm: &VmName) -> String {
     format!("hosts/{host}/source/{vm}")
 }
 
-/// Its last step as the target.
+/// The key of its last step as the target.
 #[must_use]
 pub fn target(host: &HostName, vm: &VmName) -> String {
     format!("hosts/{host}/target/{vm}")
@@ -67,39 +67,39 @@ pub fn intent(vm: &VmName) -> String {
 /// A step that a host has written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written<Step> {
-    /// By this intent.
+    /// The generation of the intent.
     pub generation: u64,
     /// The step.
     pub step: Step,
-    /// The life of its QEMU; 0: not known.
+    /// The incarnation of its QEMU; 0: unknown.
     pub incarnation: u64,
-    /// Nothing follows it.
+    /// Whether this is the last step.
     pub is_over: bool,
 }
 
-/// All that is known of a pool.
+/// All records of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
-    /// The controller that holds the seat.
+    /// The controller that holds the lease.
     pub controller: Option<String>,
-    /// Hosts that are there.
+    /// Hosts that hold their leases.
     pub seated: BTreeSet<HostName>,
-    /// The newest report of each host, also of hosts that are gone.
+    /// The reports of all hosts, including those without a lease.
     pub reports: BTreeMap<HostName, HostReport>,
-    /// By VM.
+    /// Intents by VM.
     pub intents: BTreeMap<VmName, Intent>,
-    /// VMs whose intents are there and cannot be read: those of a controller of another version.
+    /// VMs with unreadable intents: those of a controller of another version.
     pub unreadable: BTreeSet<VmName>,
-    /// By host and VM.
+    /// Steps of sources by host and VM.
     pub sources: BTreeMap<(HostName, VmName), Written<SourceStep>>,
-    /// By host and VM.
+    /// Steps of targets by host and VM.
     pub targets: BTreeMap<(HostName, VmName), Written<TargetStep>>,
 }
 
 impl Records {
-    /// The records kept there. An unreadable one is left out: it is of another version, or a host's
-    /// mistake, and concerns that host alone. So is one with a name that no host or VM has: names
-    /// are shown and logged.
+    /// The records in a snapshot. An unreadable one is left out: it is of another version or a
+    /// host's mistake, and concerns that host alone. A record with a name that no host or VM can
+    /// have is also left out, because names are shown and logged.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let mut records = Self::default();
@@ -109,7 +109,7 @@ impl Records {
                 ["controller", "seat"] => {
                     records.controller = Some(plain(&String::from_utf8_lossy(value)));
                 }
-                // A VM's name may hold a slash.
+                // A VM's name may contain a slash.
                 ["controller", "intents", ..] => {
                     let vm: VmName = key[INTENTS.len()..].into();
                     if !add(&mut records.intents, vm.clone(), value) {
@@ -144,27 +144,27 @@ impl Records {
         records
     }
 
-    /// The source's step for this VM's intent.
+    /// The source's record for this VM's intent.
     #[must_use]
     pub fn source_of(&self, vm: &VmName, intent: &Intent) -> Option<&Written<SourceStep>> {
         let written = self.sources.get(&(intent.from.clone(), vm.clone()));
         written.filter(|written| written.generation == intent.generation)
     }
 
-    /// The target's step for this VM's intent.
+    /// The target's record for this VM's intent.
     #[must_use]
     pub fn target_of(&self, vm: &VmName, intent: &Intent) -> Option<&Written<TargetStep>> {
         let written = self.targets.get(&(intent.to.clone(), vm.clone()));
         written.filter(|written| written.generation == intent.generation)
     }
 
-    /// The group that this host says a VM of it is in.
+    /// The group of a VM, as this host reports it.
     #[must_use]
     pub fn group_of(&self, vm: &VmName, host: &HostName) -> Option<GroupName> {
         Some(self.reports.get(host)?.vms.get(vm)?.group.clone())
     }
 
-    /// The view that a decision is made from. `since`: when each intent was first seen.
+    /// The input of a decision. `since`: the time when each intent was first seen.
     #[must_use]
     pub fn view(&self, now: Time, since: &BTreeMap<VmName, (u64, Time)>) -> ClusterView {
         let is_seated = |host: &HostName| self.seated.contains(host);
@@ -178,7 +178,7 @@ impl Records {
     }
 }
 
-/// Answers whether it can be read.
+/// Adds a value; returns whether it is readable.
 fn add<K: Ord, V: DeserializeOwned>(to: &mut BTreeMap<K, V>, key: K, value: &[u8]) -> bool {
     let Ok(value) = serde_json::from_slice(value) else { return false };
     to.insert(key, value);

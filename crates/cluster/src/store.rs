@@ -1,13 +1,13 @@
-//! A pool's store: values by key, and seats that give the right to write them.
+//! A pool's store: values by key, and leases that protect writing.
 //!
-//! **Problem.** A host, or a controller, that was cut off for a while does not know that others
-//! have taken its place; an election alone does not help, for its writes may arrive late.
-//! **Idea.** Each writer has a [`Seat`]: a key that ends with a lease, and that no other writer
-//! can take meanwhile. Each write says which seat it is of, and the store carries it out only if
-//! that very seat is still taken: all of it or nothing.
+//! **Problem.** A host or a controller that was cut off for a while does not know that others
+//! have replaced it. An election alone does not help, because its writes may arrive late.
+//! **Idea.** Each writer holds a lease ([`Seat`]) on a key, which no other writer can take
+//! meanwhile. Each write names its lease, and the store commits it only if exactly that lease is
+//! still held (fencing): all of it or nothing.
 //!
-//! A store that does not answer may have carried a write out or not: a caller
-//! that gets [`StoreError::Unreachable`] reads again.
+//! A store that does not answer may or may not have committed a write: after
+//! [`StoreError::Unreachable`] the caller reads again.
 
 pub mod embedded;
 pub mod etcd;
@@ -19,97 +19,98 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-/// How long a seat stays taken after its holder was last heard of.
+/// The time for which a lease stays held after its last renewal.
 pub const SEAT_TTL: Duration = Duration::from_secs(10);
-/// How long a store may take to answer.
+/// The timeout for an answer of a store.
 pub const LIMIT: Duration = Duration::from_secs(3);
 
-/// Why something cannot be read or written.
+/// The reason why something cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum StoreError {
-    /// It does not answer; a write may have been carried out or not.
+    /// The store does not answer; it is unknown whether a write was committed.
     #[error("the store does not answer: {0}")]
     Unreachable(String),
-    /// It answers, and refuses.
+    /// The store refuses the request.
     #[error("the store refuses: {0}")]
     Refused(String),
-    /// The seat is not taken any more: nothing was written.
+    /// The lease is no longer held: nothing was written.
     #[error("the seat {0} is lost: nothing is written any more")]
     Unseated(String),
-    /// A value that the write depends on has changed: nothing was written.
+    /// A precondition of the write has changed: nothing was written.
     #[error("it has changed meanwhile: nothing is written")]
     Changed,
 }
 
-/// The right to write, as long as it is kept.
+/// A writer's lease: the right to write, while it is renewed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
-    /// Which one.
+    /// The key of the lease.
     pub key: String,
-    /// Tells one taking of it from the next.
+    /// The fencing token: it distinguishes this acquisition of the lease from the next.
     pub number: i64,
-    /// The lease that it ends with.
+    /// The etcd lease to which the key is bound.
     lease: i64,
 }
 
-/// A change.
+/// A change of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
-    /// From now on this is the value.
+    /// Sets a value.
     Put {
-        /// Of this key.
+        /// The key.
         key: String,
-        /// In bytes.
+        /// The value in bytes.
         value: Vec<u8>,
     },
-    /// It has no value any more.
+    /// Deletes a value.
     Delete {
-        /// Which key.
+        /// The key.
         key: String,
     },
 }
 
-/// A value that a write depends on.
+/// A precondition of a write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Still {
-    /// This key still has …
+    /// The key that must still have …
     pub key: String,
     /// … this value; `None`: none.
     pub value: Option<Vec<u8>>,
 }
 
-/// All that was kept at one moment.
+/// All values at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Grows with each change.
     pub revision: i64,
-    /// By key.
+    /// The values by key.
     pub values: BTreeMap<String, Vec<u8>>,
 }
 
-/// Where a pool keeps what it knows.
+/// A pool's store.
 pub trait Store: Send + Sync {
-    /// Everything whose key begins so.
+    /// Reads all values whose keys have this prefix.
     fn read<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
 
-    /// Waits until something has changed there since this revision, or a while has passed.
+    /// Waits until a value with this prefix has changed since this revision, or some time has
+    /// passed.
     fn changed<'a>(&'a self, prefix: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Takes a free seat. `who` is its value.
+    /// Acquires a lease, if no other writer holds it. `who` is the value of its key.
     fn sit<'a>(
         &'a self,
         key: &'a str,
         who: &'a str,
     ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>>;
 
-    /// Keeps the seat for another [`SEAT_TTL`].
+    /// Renews the lease for another [`SEAT_TTL`].
     fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Leaves the seat.
+    /// Releases the lease.
     fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Writes all of this; or nothing, where the seat is not taken any more, or something has
-    /// changed that the write depends on.
+    /// Commits all of this; or nothing, if the lease is no longer held, or a precondition has
+    /// changed.
     fn write<'a>(
         &'a self,
         seat: &'a Seat,
@@ -119,16 +120,16 @@ pub trait Store: Send + Sync {
 }
 
 impl Change {
-    /// From now on this is the value, as JSON.
+    /// Sets a value, as JSON.
     #[must_use]
     pub fn put(key: String, value: &impl Serialize) -> Self {
-        // Our records have no maps with keys other than text.
+        // Our values have no maps with keys that are not text.
         Self::Put { key, value: serde_json::to_vec(value).unwrap_or_default() }
     }
 }
 
 impl Snapshot {
-    /// That this key still has the value that it has here.
+    /// The precondition that this key still has its value in this snapshot.
     #[must_use]
     pub fn still(&self, key: String) -> Still {
         let value = self.values.get(&key).cloned();

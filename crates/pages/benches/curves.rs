@@ -1,12 +1,12 @@
-//! Million references per CPU-second and bytes per object: every structure, on the same Zipf
+//! Million references per CPU-second and bytes per object, for every structure, on the same Zipf
 //! traces.
 //!
-//! 20 M references to 2 M objects, skew 0.8 and 1.0, ids all over 64 bits. CPU time as the kernel
-//! counts it for this thread, since other programs share the machine. Memory as the peak resident
-//! set above what the trace takes, so the moments of growth and renumbering are in it; for that
-//! each line runs in a process of its own. The list would take hours, so it gets the beginning of
-//! the trace, which favours it. `cargo bench -p overbook-pages --bench curves [a method's
-//! beginning]`
+//! The trace has 20 M references to 2 M objects, skew 0.8 and 1.0; the ids are spread over
+//! 64 bits. CPU time is what the kernel counts for this thread, because other programs share the
+//! machine. Memory is the peak resident set above that of the trace, so the figure includes the
+//! moments of growth and renumbering; for that each line runs in a process of its own. The list
+//! would take hours, so it gets only the beginning of the trace, which favours it. `cargo bench
+//! -p overbook-pages --bench curves [a method's beginning]`
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on has failed")]
 
@@ -20,10 +20,10 @@ use pages::{
 
 const OBJECTS: u32 = 2_000_000;
 const REFERENCES: usize = 20_000_000;
-/// References that a list can be given.
+/// References that the list is given.
 const FEW: usize = 200_000;
 const SKEWS: [f64; 2] = [0.8, 1.0];
-/// A name, and what is promised of it on Zipf 0.8: million references per CPU-second.
+/// The methods, each with its target on Zipf 0.8 in million references per CPU-second.
 const METHODS: [(&str, f64); 8] = [
     ("list", 0.0),
     ("avl", 0.0),
@@ -49,7 +49,8 @@ fn main() {
     for skew in SKEWS {
         for (method, _) in METHODS.iter().filter(|(method, _)| method.starts_with(wanted)) {
             let mut child = Command::new(env::current_exe().unwrap());
-            // What making the trace frees would let the allocator copy where it remaps otherwise.
+            // A fixed threshold: once the trace builder has freed its memory, the allocator would
+            // otherwise raise it and copy where it now remaps.
             child.env("MALLOC_MMAP_THRESHOLD_", "131072");
             let status = child.args(["--measure", method, &skew.to_string()]).status().unwrap();
             assert!(status.success(), "{method} misses its target");
@@ -109,9 +110,9 @@ fn sampled(mut shards: Shards, trace: &[u64]) -> MissRatioCurve {
     shards.curve()
 }
 
-/// What it answers, its CPU seconds, and how many bytes it had resident at most.
+/// The result of `run`, its CPU seconds, and its peak resident bytes.
 fn timed<T>(run: impl FnOnce() -> T) -> (T, f64, f64) {
-    // "5" sets the peak back to what is resident now.
+    // "5" resets the peak to the present resident set.
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let (bytes, start_s) = (status_bytes("VmRSS:"), cpu_s());
     let answer = black_box(run());
@@ -137,7 +138,7 @@ fn distinct(trace: &[u64]) -> u32 {
     u32::try_from(ids.len()).unwrap()
 }
 
-/// Ranks drawn by the inverse of their cumulative distribution, each under an id of its own.
+/// Ranks drawn by inverting their cumulative distribution; each rank has an id of its own.
 fn zipf(skew: f64) -> Vec<u64> {
     let mut sum = 0.0;
     let mut sum_to = |rank: u32| {

@@ -1,9 +1,9 @@
-//! GB per CPU-second: pages that lie in memory are classified and hashed, and put into a table; a
-//! table is read.
+//! GB per CPU-second: pages in memory are classified, hashed and put into a table; a table is
+//! read.
 //!
-//! 256 MiB of pages that are all different, of pages of which each occurs eight times, and of
-//! zeros. CPU time as the kernel counts it for this thread. `cargo bench -p overbook-pages --bench
-//! tables`
+//! The inputs are 256 MiB of pages that are all different, of pages that each occur eight times,
+//! and of zeros. CPU time is what the kernel counts for this thread. `cargo bench -p
+//! overbook-pages --bench tables`
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on has failed")]
 
@@ -12,7 +12,7 @@ use std::{fs, hint::black_box};
 use pages::offline::{Builder, PAGE_LEN, Page, RECORD_LEN, Sampling, TableRef, hash};
 
 const PAGES: usize = 1 << 16;
-/// What is promised, in GB per CPU-second.
+/// The target, in GB per CPU-second.
 const LEAST: f64 = 1.0;
 
 fn main() {
@@ -51,7 +51,7 @@ fn told(what: &str, work: impl Fn()) {
     assert!(gb >= LEAST, "{what}: below {LEAST} GB/s per core");
 }
 
-/// The mean of as many runs as take a second: the kernel counts in ticks.
+/// The mean over enough runs to fill a second, because the kernel counts in ticks.
 fn cpu_seconds(work: impl Fn()) -> f64 {
     let before = cpu_now();
     let mut runs = 0.0;

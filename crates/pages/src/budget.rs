@@ -1,65 +1,67 @@
-//! The overhead budget: how often a guest may trap, whatever it does.
+//! The overhead budget: how often tracking may make a guest trap, independent of its behaviour.
 //!
-//! Problem: a trap costs the vCPU tens of microseconds, and how many traps a revoked granule set
-//! will cause is the guest's choice: a random pattern behind a small hot set traps 55,000 times a
+//! Problem: a trap costs the vCPU tens of microseconds, and the guest decides how many traps a
+//! set of revoked granules causes. A random pattern behind a small hot set traps 55,000 times a
 //! second.
 //!
 //! Idea: an account in nanoseconds of CPU time. It earns the budget (1 % of a vCPU: 10 ms a
-//! second) and pays for each trap, and for what the tracker itself takes elsewhere: revoking,
-//! reading traps, computing. A revoked granule traps at most once, so the debt that a guest can run
-//! into is at most one trap for each granule that is revoked at that moment.
+//! second). It pays for each trap and for the tracker's own work: revoking, reading traps,
+//! computing. A revoked granule traps at most once, so the guest's debt grows at most by one trap
+//! for each granule that is revoked at that moment.
 //!
 //! * While there is credit, granules are revoked up to `AHEAD` times faster than the budget would
-//!   bear if each trapped at once: revoking idle memory costs next to nothing, and finding it
-//!   quickly is what makes a shrinking guest visible. No more than the credit covers, though.
-//! * What the tracker itself takes is smoothed and set aside; the rest of the budget is for traps.
-//!   A budget below that still probes, slowly: a tenth of it is for traps.
-//! * In debt (a guest woke up and touched much that was revoked) probes go on at half speed, so
-//!   that the tracker is not blind just when something happened, and the other half repays. Deep in
-//!   debt (traps wait for a CPU for milliseconds, or the guest wakes up again and again) there are
-//!   none, until the most of it is paid.
+//!   bear if each trapped at once, but no more of them than the credit covers. Revoking idle
+//!   memory costs next to nothing, and finding it quickly makes a shrinking guest visible.
+//! * The tracker's own CPU time is smoothed and reserved; the rest of the budget is for traps. If
+//!   nothing is left, a tenth of the budget is still for traps, so probing goes on slowly.
+//! * In debt (a guest woke up and touched much revoked memory) probes go on at half speed, and
+//!   the other half repays. So the tracker is not blind right after a change. Deep in debt (traps
+//!   wait for a CPU for milliseconds, or the guest wakes up again and again) there are no probes
+//!   until most of the debt is paid.
 //!
-//! What a trap is thought to cost decides how many probes there may be. What traps did cost is
-//! paid, once it has been measured ([`Governor::measured`]): also for those that no probe has
-//! caused, of memory that was never there. An account is opened empty. So a tracker that begins
-//! anew, again and again, has no credit to spend.
+//! The estimated cost of a trap decides how many probes there may be. The account pays the
+//! measured cost once it is known ([`Governor::measured`]), also for traps that no probe has
+//! caused, such as those of memory that was never there. An account starts empty, so a tracker
+//! that restarts again and again has no credit to spend.
 //!
 //! Invariant: over any span, traps × cost ≤ budget × span + `CREDIT` + one trap per tracked
-//! granule. The trap cost is measured by the shim and smoothed here: the first observation is
-//! believed, each later one moves it by a tenth, and never as if it were more than twice or less
-//! than half of what was believed, so that one preempted handler changes little and a slower
-//! machine is believed within a few seconds. Left out: what nobody can count, caches that are
-//! colder after a trap; a quarter of the budget is kept for it.
+//! granule. The shim measures the trap cost, and the governor smooths it. The first observation
+//! counts in full; each later one moves the estimate by a tenth and is first clamped to between
+//! half and twice the estimate. So one preempted handler changes little, and a slower machine is
+//! recognized within a few seconds. Left out: colder caches after a trap, which cannot be
+//! counted; a quarter of the budget is reserved for them.
 
 use model::{Millis, Time};
 
 /// The default budget: 1 % of one vCPU.
 pub const DEFAULT_SHARE: f64 = 0.01;
-/// The share of the budget that is planned for; the rest is for what a trap costs beyond its time
+/// The share of the budget that is planned for; the rest is for costs of a trap beyond its time
 /// (cold caches, a split huge page).
 const PLANNED: f64 = 0.75;
-/// The share of what is planned that is for traps at least, however much the tracker takes itself.
+/// The least share of the planned budget that stays for traps, however much the tracker itself
+/// takes.
 const LEAST_FOR_TRAPS: f64 = 0.1;
-/// Time constant with which the tracker's own part is smoothed.
+/// Time constant for smoothing the tracker's own CPU time.
 const SMOOTHING: Millis = Millis(3_000);
-/// Revocations per trap that the budget could pay, at most.
+/// The most revocations per trap that the budget could pay.
 const AHEAD: f64 = 4.0;
-/// Credit that is kept at most.
+/// The most credit that is kept.
 const CREDIT: Millis = Millis(200);
 /// Cost of a trap before it was measured: a wake-up across idle CPUs.
 const FIRST_TRAP_NS: f64 = 50_000.0;
-/// No measurement below this is believed.
+/// Measurements below this are raised to it.
 const LEAST_TRAP_NS: f64 = 5_000.0;
-/// Nor above this: it is a stopped machine. Where many threads want each CPU, every trap waits for
-/// milliseconds.
+/// Measurements above this are cut to it: they mean a stopped machine. Where many threads compete
+/// for each CPU, every trap waits for milliseconds.
 const MOST_TRAP_NS: f64 = 20_000_000.0;
 /// Beyond this debt, in earnings, nothing is revoked.
 const DEEP_DEBT: Millis = Millis::secs(10);
-/// A larger debt, in earnings, is remitted: what held the guest for so long was not tracking alone.
+/// A debt above this, in earnings, is remitted: tracking alone cannot have held the guest so
+/// long.
 const MOST_DEBT: Millis = Millis::secs(30);
 /// How far one observation moves the cost.
 const LEARN: f64 = 0.1;
-/// A shim that traps more often than probes ever could is out of control.
+/// A constant part of the fuse: the traps in a second that are always tolerated.
 const FUSE_FLOOR: u32 = 1_000;
 
 /// One VM's account.
@@ -69,13 +71,13 @@ pub struct Governor {
     trap_ns: f64,
     is_measured: bool,
     balance_ns: f64,
-    /// What was paid for traps in advance of their measurement.
+    /// The amount already paid for traps that are not measured yet.
     presumed_ns: f64,
-    /// What the tracker took since the last allowance, and in a second.
+    /// The tracker's own CPU time since the last allowance, and its smoothed rate per second.
     spent_ns: f64,
     own_ns_per_s: f64,
     last: Option<Time>,
-    /// Revocations that may be made now; the fraction is carried on.
+    /// Revocations that are allowed now; the fraction carries over.
     allowed: f64,
 }
 
@@ -103,7 +105,7 @@ impl Governor {
         }
     }
 
-    /// Takes in a measured cost of a trap: the mean of the shim's latest.
+    /// Takes in a measured cost of a trap: the mean of the shim's latest traps.
     pub fn observe_trap_ns(&mut self, ns: u64) {
         if std::mem::replace(&mut self.is_measured, true) {
             let seen = (ns as f64).clamp(self.trap_ns / 2.0, self.trap_ns * 2.0);
@@ -114,27 +116,27 @@ impl Governor {
         self.trap_ns = self.trap_ns.clamp(LEAST_TRAP_NS, MOST_TRAP_NS);
     }
 
-    /// What a trap is believed to cost the vCPU, in nanoseconds.
+    /// The estimated cost of a trap to the vCPU, in nanoseconds.
     #[must_use]
     pub fn trap_ns(&self) -> f64 {
         self.trap_ns
     }
 
-    /// Probes per second that the budget bears when every one of them traps.
+    /// Probes per second that the budget bears if every one of them traps.
     #[must_use]
     pub fn rate_per_s(&self) -> f64 {
         let least = LEAST_FOR_TRAPS * self.budget_ns_per_s;
         (self.budget_ns_per_s - self.own_ns_per_s).max(least) / self.trap_ns
     }
 
-    /// Earns what the time since the last call brings, and tells how many granules may be revoked
-    /// now.
+    /// Earns the budget for the time since the last call, and returns how many granules may be
+    /// revoked now.
     pub fn allowance(&mut self, now: Time) -> u32 {
         let elapsed = self.last.map_or(Millis(0), |last| now.since(last)).min(CREDIT);
         self.last = Some(self.last.map_or(now, |last| last.max(now)));
         let seconds = elapsed.0 as f64 / 1e3;
         let credit = CREDIT.0 as f64 / 1e3 * self.budget_ns_per_s;
-        // What the tracker itself takes never makes a debt that outlasts a moment.
+        // The tracker's own time never pushes the account into a lasting debt.
         let own = self.spent_ns.min(self.balance_ns + credit).max(0.0);
         self.balance_ns = (self.balance_ns + seconds * self.budget_ns_per_s - own).min(credit);
         self.smooth_own(elapsed);
@@ -159,52 +161,52 @@ impl Governor {
         }
     }
 
-    /// So many granules are revoked now.
+    /// Records that `count` granules are revoked now.
     pub fn revoked(&mut self, count: u32) {
         self.allowed = (self.allowed - f64::from(count)).max(0.0);
     }
 
-    /// Pays for CPU time that the tracker took itself, beside the traps.
+    /// Pays for CPU time of the tracker itself, in addition to the traps.
     pub fn spent(&mut self, ns: u64) {
         self.spent_ns += ns as f64;
     }
 
-    /// Pays for traps what one is believed to cost.
+    /// Pays the estimated cost of `count` traps.
     pub fn trapped(&mut self, count: u32) {
         let ns = f64::from(count) * self.trap_ns;
         self.presumed_ns += ns;
         self.balance_ns -= ns;
     }
 
-    /// All traps since the last call have held the guest's threads for so long: that is paid, and
-    /// not what they were believed to cost.
+    /// All traps since the last call have held the guest's threads for `held_ns`. The account
+    /// pays that instead of their estimated cost.
     pub fn measured(&mut self, held_ns: u64) {
         let paid = std::mem::take(&mut self.presumed_ns);
         let after = self.balance_ns + paid - held_ns as f64;
         self.balance_ns = after.max(self.debt(MOST_DEBT).min(self.balance_ns));
     }
 
-    /// Before, this share of a vCPU's time was taken for so long: what of it was over the budget is
-    /// still to be paid.
+    /// Charges for the time before this account: tracking took this share of a vCPU for `length`,
+    /// and the part over the budget is still to be paid.
     pub fn begin_after(&mut self, share: f64, length: Millis) {
         let over = (share * 1e9 - self.budget_ns_per_s).max(0.0) * length.0 as f64 / 1e3;
         self.balance_ns = (self.balance_ns - over).max(self.debt(MOST_DEBT));
     }
 
-    /// The balance of who owes what is earned in so long.
+    /// The balance that is a debt of `earnings`.
     fn debt(&self, earnings: Millis) -> f64 {
         -(earnings.0 as f64) / 1e3 * self.budget_ns_per_s
     }
 
-    /// The shim's fuse: more traps in a second than `revoked` granules and the probes of that
+    /// The shim's fuse. More traps in a second than the `revoked` granules and the probes of that
     /// second can cause mean that something is wrong.
     #[must_use]
     pub fn fuse(&self, revoked: u32) -> u32 {
         revoked.saturating_add(whole(2.0 * AHEAD * self.rate_per_s())).saturating_add(FUSE_FLOOR)
     }
 
-    /// For tracking a sample (SHARDS): the next sampling share, when the present one trapped this
-    /// often. It moves at most by half or double at a time, between 1/1024 and 1.
+    /// For tracking a sample (SHARDS): the next sampling share, given that the present one caused
+    /// `traps_per_s`. One step at most halves or doubles it; it stays between 1/1024 and 1.
     #[must_use]
     pub fn sample(&self, present: f64, traps_per_s: f64) -> f64 {
         let cost = (traps_per_s * self.trap_ns).max(1.0);
@@ -226,7 +228,8 @@ mod tests {
     const GRANULES: u32 = 2000;
     const STEP_MS: u64 = 20;
 
-    /// Traps in each step of a guest that touches `share` of what is revoked at the given moments.
+    /// Traps in each step of a guest that touches `share` of the revoked granules at the given
+    /// moments.
     fn traps(moments: &[(u64, f64)], steps: u64) -> Vec<u32> {
         let mut governor = Governor::default();
         let mut revoked = 0;

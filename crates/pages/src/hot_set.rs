@@ -1,19 +1,20 @@
-//! The dynamic hot set: how many granules stay accessible while tracking every reference (MEB
+//! The dynamic hot set: how many granules stay accessible while every reference is tracked (MEB
 //! §3.4).
 //!
 //! Problem: behind a hot set (a FIFO of accessible granules, kept by the shim) only touches of
-//! *cold* granules trap. A small one traps on every touch of a guest with poor locality, a large
-//! one hides the short distances from the curve.
+//! *cold* granules trap. With a small hot set, a guest with poor locality traps on every touch. A
+//! large hot set hides the short distances from the curve.
 //!
-//! Idea: judge locality by the curve, `α = MRC⁻¹(50 %) / (WSS / 2)`. Where half of the misses need
-//! more than a sixth of the working set (α > 1/3), locality is poor: the hot set grows by a fifth,
-//! and at once to WSS/12; where α < 1/5 it shrinks by a tenth. It grows faster than it shrinks, as
-//! too small a one stops the guest and too large a one only blurs.
+//! Idea: the curve tells the locality, `α = MRC⁻¹(50 %) / (WSS / 2)`. Where half of the misses
+//! need more than a sixth of the working set (α > 1/3), locality is poor: the hot set grows by a
+//! fifth, and at once to at least WSS/12. Where α < 1/5 it shrinks by a tenth. It grows faster
+//! than it shrinks, because a hot set that is too small stops the guest, and one that is too
+//! large only blurs the curve.
 //!
-//! Invariant: [`LEAST`] ≤ size ≤ an eighth of the VM. Below 64 granules of 2 MiB each a guest looks
-//! hung; a hot set as large as the working set traps nothing, and then nothing is known. Source:
-//! Wang et al. 2016, which has "a preset upper bound" without telling it: the eighth is ours. Left
-//! out: the cost of the traps, which [`budget`](crate::budget) governs.
+//! Invariant: [`LEAST`] ≤ size ≤ an eighth of the VM. Below 64 granules of 2 MiB each a guest
+//! appears hung. A hot set as large as the working set traps nothing, and then nothing is known.
+//! Source: Wang et al. 2016, which has "a preset upper bound" without naming it: the eighth is
+//! ours. Left out: the cost of the traps, which [`budget`](crate::budget) governs.
 
 use crate::curve::MissRatioCurve;
 
@@ -21,15 +22,15 @@ use crate::curve::MissRatioCurve;
 pub const LEAST: u32 = 64;
 /// Locality is poor above this α.
 const POOR: f64 = 1.0 / 3.0;
-/// And good below this one.
+/// Locality is good below this α.
 const GOOD: f64 = 1.0 / 5.0;
 const GROW: f64 = 1.2;
 const SHRINK: f64 = 0.9;
-/// A poor working set is given this part of itself at once.
+/// With poor locality the hot set grows at once to the working set divided by this.
 const PART_OF_WORKING_SET: f64 = 12.0;
 
-/// It is at most one part in so many of the VM's granules: distances below it are not seen, and a
-/// working set that matters for balancing is several times as large.
+/// The hot set is at most one part in `MOST_IS_PART` of the VM's granules. Distances below it are
+/// not seen, and a working set that matters for balancing is several times as large.
 const MOST_IS_PART: u32 = 8;
 
 /// The controller of one VM's hot-set size.
@@ -40,7 +41,7 @@ pub struct HotSet {
 }
 
 impl HotSet {
-    /// For a VM of so many granules; begins with the least size.
+    /// A controller for a VM of `granules` granules; it begins with the least size.
     #[must_use]
     pub fn new(granules: u32) -> Self {
         let most = (granules / MOST_IS_PART).max(LEAST);
@@ -54,8 +55,8 @@ impl HotSet {
         self.size as u32
     }
 
-    /// The locality of a curve with this working set; the smaller the better. None without a
-    /// working set.
+    /// The locality of a curve with this working set: smaller is better. `None` without a working
+    /// set.
     #[must_use]
     pub fn alpha(curve: &MissRatioCurve, working_set: f64) -> Option<f64> {
         let half = curve.least_size(0.5)?;

@@ -1,4 +1,4 @@
-//! Page algorithms, pure: no clock, no file, no thread. Time and references are arguments.
+//! Page algorithms without a clock, files or threads: time and references are arguments.
 
 pub mod budget;
 pub mod curve;

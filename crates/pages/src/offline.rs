@@ -1,23 +1,24 @@
-//! Tables of the pages that images and binaries hold: what guests are going to share, known before
+//! Tables of the pages of images and binaries: the pages that guests will share, known before
 //! they run.
 //!
-//! **Problem.** To find out online that two guests run the same code takes looks at all of their
-//! pages, and time until each has been seen twice.
+//! **Problem.** To find out online that two guests run the same code, all of their pages must be
+//! looked at, and it takes time until each has been seen twice.
 //!
-//! **Idea.** What guests share most is code, and code is known in advance. Offline, each page of an
-//! image is *classified* by four of its words at fixed offsets ([`Sampling`]): pages that differ in
-//! these are different, so pages of one class alone need to be compared. A *table* names for each
-//! distinct page its class, a hash of its content and how often it occurs. Online four loads tell
-//! whether a guest's page may be one of the table's, and thus is worth a look at once.
+//! **Idea.** Guests mostly share code, and code is known in advance. Offline, each page of an
+//! image is *classified* by four of its words at fixed offsets ([`Sampling`]). Pages that differ
+//! in these words are different, so only pages of one class need to be compared. A *table* has
+//! for each distinct page its class, a hash of its content and the number of its occurrences.
+//! Online, four loads tell whether a guest's page may be in the table, and thus is worth a look
+//! at once.
 //!
-//! A table has no contents and decides nothing: it proposes, and who merges compares. So a table
-//! that is wrong costs time and never a byte.
+//! A table has no contents and only proposes: the merge itself compares. So a wrong table costs
+//! time but never corrupts memory.
 //!
 //! # The format `.spt`, version 1
 //!
-//! A header of 128 bytes and after it one record of 56 bytes for each distinct page, to the end of
-//! the file. All numbers are little-endian. Every field is aligned to its size, so that the file
-//! can be used as it is mapped.
+//! The file has a header of 128 bytes and then one record of 56 bytes for each distinct page. All
+//! numbers are little-endian. Every field is aligned to its size, so the file can be used as it
+//! is mapped.
 //!
 //! | bytes of the header | what |
 //! |-|-|
@@ -40,11 +41,11 @@
 //! | 52–55 | flags: bit 0 is set where the page is executable code; all others are 0 |
 //!
 //! Records ascend strictly by their sampled words, one after the other, and then by their hash,
-//! each compared as a number. The same source thus makes the same bytes.
+//! each compared as a number. So the same source gives the same bytes.
 //!
-//! Source: Jia 2017 §3 (static memory deduplication). Left out: the paper's pool of contents, for
-//! contents are in the guests. Different: a table has all pages of its source and not only those
-//! that occur twice, since it is made for guests that run the same source.
+//! Source: Jia 2017 §3 (static memory deduplication). Left out: the paper's pool of contents,
+//! because the contents are in the guests. Different: a table has all pages of its source, not
+//! only those that occur twice, because it is made for guests that run the same source.
 
 mod builder;
 mod compare;
@@ -64,16 +65,16 @@ pub const PAGE_LEN: usize = 4096;
 /// The content of a page.
 pub type Page = [u8; PAGE_LEN];
 
-/// Where in a page its sampled words are.
+/// The offsets of the sampled words in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling([u16; 4]);
 
-/// Offsets that no page can be sampled at.
+/// Offsets at which no page can be sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the offsets are {0:?}; valid: four multiples of 8 below 4096, ascending")]
 pub struct SamplingError(pub [u16; 4]);
 
-/// The words of a page at the offsets of its sampling: what class it is of.
+/// The words of a page at the offsets of its sampling: its class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sampled(pub [u64; 4]);
 
@@ -85,7 +86,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Words at these offsets.
+    /// Samples words at these offsets.
     pub fn new(offsets: [u16; 4]) -> Result<Self, SamplingError> {
         let fits = |offset: &u16| offset.is_multiple_of(8) && usize::from(*offset) < PAGE_LEN;
         let are_valid = offsets.iter().all(fits) && offsets.is_sorted_by(|a, b| a < b);
@@ -115,9 +116,9 @@ pub fn hash(page: &Page) -> u128 {
     xxh3_128(page)
 }
 
-/// Whether it has zeros alone.
+/// Whether the page has only zeros.
 #[must_use]
 pub fn is_zero(page: &Page) -> bool {
-    // Whole words of the machine, 64 bytes a step: as fast as the page is read.
+    // Whole machine words, 64 bytes a step: as fast as the page is read.
     page.as_chunks::<64>().0.iter().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }

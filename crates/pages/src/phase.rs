@@ -1,28 +1,28 @@
-//! Intermittent tracking: measure the working set while it changes, sleep while it does not.
+//! Intermittent tracking: measures the working set while it changes, and pauses while it does
+//! not.
 //!
-//! Problem: tracking costs, and within a phase of a program it tells the same again and again.
+//! Problem: tracking costs CPU time, and within a phase of a program its result stays the same.
 //!
 //! Idea (MEB §3.5, Wang et al. 2016): two phase detectors. While tracking is on, one watches the
-//! working set; when it stands still, tracking goes off, and the last size is held. While it is off
-//! the other watches a cheap *event* (dTLB misses, or touches of [sentinels](crate::probe)); when
-//! that moves, tracking goes on again. After `PERIOD` quiet intervals it goes on for one, to see
-//! whether the event can be relied on; each time that it can, the period grows by `PERIOD_STEP`,
-//! up to `PERIOD_MAX`.
+//! working set; when that is stable, tracking goes off, and the last size is held. While tracking
+//! is off, the other watches a cheap *event* (dTLB misses, or touches of
+//! [sentinels](crate::probe)); when that moves, tracking goes on again. After `PERIOD` quiet
+//! intervals tracking goes on for one interval, to check whether the event is reliable. Each time
+//! that it is, the period grows by `PERIOD_STEP`, up to `PERIOD_MAX`.
 //!
 //! Three ways to judge the event ([`Judgement`]):
-//! * `Fixed` and `Adaptive` are the paper's: the smoothed value against the mean of its own recent
-//!   past, with a threshold that is given, or is moved to whatever would have made both detectors
-//!   agree.
-//! * `Anchored` is ours, and what ships. The event is compared with its level when the working set
-//!   was last measured (the *anchor*), not with a mean that drifts along; the threshold is three
-//!   times the noise seen while the working set stood still, and gives way when a check shows it
-//!   wrong. Checks are rarer, too. An alarm costs one interval: when the working set is found where
-//!   it was, the anchor
-//!   moves and tracking sleeps again, where the paper fills its filter anew. A working set that
-//!   never stands still is held at its mean for a while, instead of being tracked for ever.
+//! * `Fixed` and `Adaptive` are the paper's: they compare the smoothed value with the mean of its
+//!   own recent past. The threshold is given, or is moved to the value at which both detectors
+//!   would have agreed.
+//! * `Anchored` is ours, and the one in use. It compares the event with its level at the last
+//!   measurement of the working set (the *anchor*), not with a mean that drifts. The threshold is
+//!   three times the noise seen while the working set was stable, and falls when a check shows it
+//!   wrong. Checks are also rarer. An alarm costs one interval: if the working set has not moved,
+//!   the anchor moves and tracking pauses again, where the paper refills its filter. A working
+//!   set that is never stable is held at its mean for a while, instead of being tracked for ever.
 //!
-//! Cost: a few numbers. An interval is 5 s. Left out: what the event is, and how it is read; and
-//! what tracking costs, by which [`Duty`] sizes the rests where that is known.
+//! Cost: a few numbers. An interval is 5 s. Left out: the choice of the event and its reading,
+//! and the cost of tracking, from which [`Duty`] derives the rests where that cost is known.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -39,15 +39,15 @@ pub use replay::{Replay, Sample, replay};
 
 /// Samples that are averaged, the paper's k.
 const FILTER: usize = 3;
-/// Threshold of the working set, and of the event to begin with.
+/// Threshold of the working set, and the initial threshold of the event.
 const THRESHOLD: f64 = 0.05;
-/// A smaller change of the working set than this, in bytes, is none: memory moves in megabytes.
+/// A change of the working set below this, in bytes, counts as none: memory moves in megabytes.
 const NO_CHANGE_BYTES: f64 = (1 << 20) as f64;
 /// Quiet intervals until a check.
 const PERIOD: u32 = 10;
-/// More of them after each check that found nothing to correct.
+/// Quiet intervals that are added after each check that found nothing to correct.
 const PERIOD_STEP: u32 = 5;
-/// The most.
+/// The longest period.
 const PERIOD_MAX: u32 = 20;
 
 /// How the event is judged.
@@ -57,11 +57,11 @@ pub enum Judgement {
     Fixed(f64),
     /// The paper's, with a threshold that follows the working set's stability.
     Adaptive,
-    /// Against the level at the last measurement, in units of its noise.
+    /// Comparison with the level at the last measurement, in units of its noise.
     Anchored,
 }
 
-/// When to track.
+/// Decides when to track.
 #[derive(Clone, Debug)]
 pub struct Intermittent {
     state: Kind,
@@ -74,7 +74,7 @@ enum Kind {
 }
 
 impl Intermittent {
-    /// Begins with tracking on.
+    /// Starts with tracking on.
     #[must_use]
     pub fn new(judgement: Judgement) -> Self {
         let state = match judgement {
@@ -85,8 +85,8 @@ impl Intermittent {
         Self { state }
     }
 
-    /// Takes in one interval: the working set in bytes where tracking was on, and the event.
-    /// Answers whether tracking is to be on in the next one.
+    /// Takes in one interval: the working set in bytes if tracking was on, and the event. Returns
+    /// whether tracking is to be on in the next interval.
     pub fn observe(&mut self, working_set: Option<f64>, event: f64) -> bool {
         match &mut self.state {
             Kind::Paper(paper) => paper.observe(working_set, event),
@@ -94,7 +94,8 @@ impl Intermittent {
         }
     }
 
-    /// The working set to go by, in bytes: measured now, or held since tracking went off.
+    /// The present estimate of the working set in bytes: measured now, or held since tracking
+    /// went off.
     #[must_use]
     pub fn working_set(&self) -> Option<f64> {
         match &self.state {
@@ -118,7 +119,7 @@ impl Checks {
         Self { period: *bounds.start(), bounds, quiet: 0 }
     }
 
-    /// One more interval without tracking; whether it is time for a check.
+    /// Counts an interval without tracking; returns whether a check is due.
     fn due(&mut self) -> bool {
         self.quiet += 1;
         self.quiet >= self.period
@@ -132,7 +133,8 @@ impl Checks {
     }
 }
 
-/// The paper's filter: the moving average of the samples, against the mean of its own last values.
+/// The paper's filter: compares the moving average of the samples with the mean of its own last
+/// values.
 #[derive(Clone, Debug, Default)]
 struct Filter {
     samples: VecDeque<f64>,
@@ -140,8 +142,8 @@ struct Filter {
 }
 
 impl Filter {
-    /// Relative and absolute distance of the latest average from the mean of the recent ones; none
-    /// until enough samples came.
+    /// Relative and absolute distance of the latest average from the mean of the recent ones;
+    /// `None` until there are enough samples.
     fn take(&mut self, sample: f64) -> Option<(f64, f64)> {
         push(&mut self.samples, sample);
         push(&mut self.averages, mean(&self.samples));
@@ -201,7 +203,7 @@ impl Paper {
                 self.events.clear();
                 self.sizes.clear();
             }
-            // A check is part of the adaptive scheme: a fixed threshold has nothing to adjust.
+            // Checks are part of the adaptive scheme: a fixed threshold has nothing to adjust.
             return wake || self.adaptive && self.checks.due();
         };
         self.held = Some(size);
@@ -216,7 +218,7 @@ impl Paper {
         !(stable && (quiet || !self.adaptive))
     }
 
-    /// Moves the threshold to where both detectors agree; whether that was needed.
+    /// Moves the threshold to where both detectors agree; returns whether that was necessary.
     fn adapt(&mut self, stable: bool, moved: f64) -> bool {
         let disagree = self.adaptive && stable == (moved > self.threshold);
         if disagree {

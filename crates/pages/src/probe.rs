@@ -1,55 +1,56 @@
-//! Working-set probes: the miss-ratio curve of a guest at a cost that is promised in advance.
+//! Working-set probes: the miss-ratio curve of a guest at a cost that is fixed in advance.
 //!
-//! Problem: to see every reference of a guest, every reference must trap, and a guest with a large
-//! random pattern stops. Sampling pages (Waldspurger 2002) is cheap, but tells one number only, and
-//! that late.
+//! Problem: to see every reference of a guest, every reference must trap, and a guest with a
+//! large random pattern stops. Sampling pages (Waldspurger 2002) is cheap, but yields only one
+//! number, and that late.
 //!
 //! Idea: revoke granules at a rate that the [budget](crate::budget) bears, chosen at random from
-//! those that are accessible, and time their next touch. Each revocation costs one trap at most.
-//! From these times comes the chance to stay untouched for so long (`life_table`); from it and what
-//! is known of each granule (when it last trapped, how long it has been revoked) Denning's working
-//! sets and the misses of each: the curve (`estimate`). So a probe serves three times: it times a
-//! touch; while it stays revoked it proves idleness for nothing; and when touched after long it
-//! tells at once that the guest grows.
+//! the accessible ones, and time their next touch. Each revocation costs at most one trap. The
+//! times give the chance to stay untouched for a given time (`life_table`). From that chance and
+//! the record of each granule (its last trap, the time since its revocation) follow Denning's
+//! working sets and the misses of each: the curve (`estimate`). So a probe serves three times: it
+//! times a touch; while it stays revoked it proves idleness for free; and a touch after a long
+//! time shows at once that the guest grows.
 //!
-//! **What is estimated**, here and by the exact stack alike: time is cut into ticks of 100 ms
+//! **The estimate**, here and in the exact stack alike: time is cut into ticks of 100 ms
 //! ([`TICK`]). A reference is a granule touched in a tick; its distance is the number of distinct
 //! granules touched in the ticks after its last one up to this one (itself included). References
-//! fade with one time constant, [`AGEING`]; the working set is the least memory whose aged miss
+//! fade with one time constant, [`AGEING`]. The working set is the least memory whose aged miss
 //! ratio is at most [`TOLERABLE_MISS_RATIO`].
 //!
-//! Constants. *5 %*: where curves fall steeply it hardly matters (at 2 % the mean error in
-//! simulation is the same), but an idle guest's curve is flat down there, and its error rises from
-//! 8 to 11 %. *Ageing 0.4 s*: after a set shrinks `r`-fold, old distances hold more than 5 % of the
-//! aged references for ln(20 r) time constants, so that 0.4 s follows a halved set in 1.5 s and 5 s
-//! would take 18 s. (With 1 s a guest whose miss ratio lies close to 5 % is told from others more
-//! surely, but a set that shrinks to an eighth is seen 3 s later. A window that forgets all at once
-//! was tried, too: recorded guests that change often were seen worse. So was a working set that
-//! shrinks at 4 % only, against jumps of guests close to 5 %: real guests were seen worse.)
-//! Distances themselves look back as far as they must, so that slow sweeps are not lost. *Window of
-//! the life table 1 s*: some 150 to 300 probes at 1 % of a vCPU, quick enough to see a shrink
-//! before all of it has been revoked. (1.5 s saw changes of recorded guests later, 0.75 s was no
-//! better.)
+//! Constants. *5 %*: where curves are steep it hardly matters (at 2 % the mean error in
+//! simulation is the same), but an idle guest's curve is flat below 5 %, and its error rises from
+//! 8 to 11 %. *Ageing 0.4 s*: after a set shrinks `r`-fold, old distances hold more than 5 % of
+//! the aged references for ln(20 r) time constants. So 0.4 s follows a halved set in 1.5 s; 5 s
+//! would take 18 s. (1 s measures a guest with a miss ratio close to 5 % more reliably, but sees
+//! a set that shrinks to an eighth 3 s later. Two alternatives were worse on recorded guests: a
+//! window that forgets all at once, for guests that change often; and a working set that shrinks
+//! only at 4 %, meant against jumps of guests close to 5 %.) Distances themselves look back
+//! without limit, so slow sweeps are not lost. *Window of the life table 1 s*: some 150 to 300
+//! probes at 1 % of a vCPU, quick enough to see a shrink before all of it has been revoked.
+//! (1.5 s saw changes of recorded guests later; 0.75 s was no better.)
 //!
-//! Few probes: where the budget bears less than [`FIRST_PROBES`] in a window, because a trap is
-//! dear or a burst of them has to be paid for, the last so many count, however long that took. A
-//! reading says of when it is ([`Reading::at`]): it is older than the last tick by as much as its
-//! probes are older than those of a window.
+//! Few probes: an expensive trap, or a burst of traps that must be paid for, may leave a budget
+//! for less than [`FIRST_PROBES`] in a window. Then the last `FIRST_PROBES` probes count,
+//! independent of their age. A reading has its moment ([`Reading::at`]): it is older than the
+//! last tick by the difference between the age of its probes and that of the probes of a window.
 //!
-//! What cannot be revoked: a granule that shares all of its pages with others, or whose pages the
-//! guest has given up. It is not drawn again for ten seconds, and counts as not touched since it
-//! was last seen to be, unless it was hot: who reads a shared page is not seen.
+//! Some granules cannot be revoked: one that shares all of its pages with others, or whose pages
+//! the guest has given up. Such a granule is not drawn again for ten seconds. It counts as not
+//! touched since its last touch that was seen, unless it was hot: reads of a shared page are not
+//! seen.
 //!
-//! Start-up: a first reading stands after [`FIRST_PROBES`] probes, within a second; hazards at ages
-//! not yet lived through are taken from the last one known, so that the working set is rather over-
-//! than understated until the guest's slowest sweep has passed once.
+//! Start-up: a first reading is available after [`FIRST_PROBES`] probes, within a second. Hazards
+//! at ages that no probe has reached yet are taken from the last known age. So the working set is
+//! rather over- than understated until the guest's slowest sweep has passed once.
 //!
-//! Cost: 20 bytes per tracked granule and one pass over them per tick. At most [`MAX_TRACKED`] are
-//! tracked, one from each of as many equal parts of the guest, and stand for all: 3 % of error at a
-//! working set of a tenth, and a bound on the burst when a sleeping guest awakes. Left out: the
-//! order of touches inside a tick; that many granules may be touched in one tick and none in the
-//! next (a factor for all hazards of a tick was tried: recorded guests came out truer by 1 %, and
-//! the smallest of known sets too large by 10 %); guests whose vCPUs are all stopped simply idle.
+//! Cost: 20 bytes per tracked granule and one pass over them per tick. At most [`MAX_TRACKED`]
+//! are tracked: the guest is divided into that number of equal parts, and one granule stands for
+//! each. That gives 3 % of error at a working set of a tenth, and limits the burst when a
+//! sleeping guest wakes up. Left out: the order of touches inside a tick; bursts, where many
+//! granules are touched in one tick and none in the next (a factor for all hazards of a tick
+//! improved recorded guests by 1 %, and made the smallest of known sets too large by 10 %);
+//! guests whose vCPUs are all stopped, which simply idle.
 
 use model::{Millis, Time};
 
@@ -74,38 +75,39 @@ pub use sentinel::Sentinels;
 
 /// The unit of the reference stream.
 pub const TICK: Millis = Millis(100);
-/// The miss ratio that a working set may have.
+/// The tolerable miss ratio of a working set.
 pub const TOLERABLE_MISS_RATIO: f64 = 0.05;
-/// Time constant with which references fade, in the tracker and in the exact curve.
+/// Time constant of the fading of references, in the tracker and in the exact curve.
 pub const AGEING: Millis = Millis(400);
-/// Most granules that are tracked of one VM: no more than may be out of reach at a time (1 GiB in
+/// The most granules that are tracked of one VM: no more may be inaccessible at a time (1 GiB in
 /// granules of 128 KiB).
 pub const MAX_TRACKED: u32 = 1 << 13;
-/// Probes that a first reading rests on.
+/// Probes required for a first reading.
 pub const FIRST_PROBES: f64 = 50.0;
 /// Time constant of the life table.
 const WINDOW: Millis = Millis(1_000);
-/// Who is touched after it was idle had been untouched for the longest of so many draws.
+/// The time untouched before the revocation of an idle granule that is touched is the longest of
+/// this number of draws.
 const DRAWS: u32 = 3;
-/// What was asked for and not acknowledged within this time could not be revoked.
+/// A revocation that is not acknowledged within this time has failed.
 const PATIENCE: Millis = Millis(1_000);
-/// When it is tried again to revoke what could not be, in ticks.
+/// Ticks until a failed revocation is tried again.
 const AGAIN_TICKS: u32 = 100;
-/// So many probes are not forgotten before there are newer ones.
+/// Probes that are not forgotten before there are newer ones.
 const KEPT_PROBES: f64 = FIRST_PROBES + 1.0;
 
-/// What the probes say about a guest now. Sizes are in granules.
+/// The present estimates about a guest. Sizes are in granules.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// The least memory with a tolerable miss ratio.
     pub working_set: f64,
     /// The miss ratio at every size.
     pub curve: MissRatioCurve,
-    /// References per second; times a miss ratio these are misses per second.
+    /// References per second; multiplied by a miss ratio they are misses per second.
     pub references_per_s: f64,
-    /// Recent probes that this rests on.
+    /// Recent probes behind this reading.
     pub probes: f64,
-    /// The moment that it tells of.
+    /// The moment that the reading describes.
     pub at: Time,
 }
 
@@ -113,25 +115,25 @@ pub struct Reading {
 #[derive(Clone, Debug)]
 pub struct Tracker {
     granules: Granules,
-    /// Asked to be revoked and not yet acknowledged, oldest first.
+    /// Revocations requested and not yet acknowledged, oldest first.
     pending: Vec<(u32, Time)>,
     asked: Vec<u32>,
     table: LifeTable,
-    /// As they stood at the last scan.
+    /// Hazards as of the last scan.
     hazards: Hazards,
-    /// Aged misses per tick at each size of the grid; the first are the references.
+    /// Aged misses per tick at each size of the grid; the first entry is the references.
     misses: Vec<f64>,
-    /// Since the last scan.
+    /// Touches since the last scan.
     touched: Vec<Touch>,
     governor: Governor,
     scanned: Time,
-    /// Probes that were kept at the last scan, and their mean age then.
+    /// The probes that were kept at the last scan, and their mean age then.
     kept: (f64, Millis),
 }
 
 impl Tracker {
-    /// Starts with every granule accessible. At most `most` are tracked, for no more may be revoked
-    /// at a time. One seed gives one sequence of probes.
+    /// Starts with every granule accessible. At most `most` are tracked, because no more may be
+    /// revoked at a time. The same seed gives the same sequence of probes.
     #[must_use]
     pub fn new(granules: u32, most: u32, governor: Governor, seed: u64, now: Time) -> Self {
         let table = LifeTable::new();
@@ -149,7 +151,7 @@ impl Tracker {
         }
     }
 
-    /// The budget, to tell it what a trap costs.
+    /// The budget, which the caller informs about the cost of a trap.
     pub fn governor_mut(&mut self) -> &mut Governor {
         &mut self.governor
     }
@@ -160,13 +162,13 @@ impl Tracker {
         &self.governor
     }
 
-    /// The fuse for the shim, good for the next minute at least.
+    /// The fuse for the shim, valid for at least the next minute.
     #[must_use]
     pub fn fuse(&self) -> u32 {
         self.governor.fuse(self.granules.tracked())
     }
 
-    /// Granules that are revoked now, or asked to be.
+    /// Granules that are revoked now, or requested to be.
     #[must_use]
     pub fn revoked_count(&self) -> u32 {
         self.granules.counted() - self.granules.accessible()
@@ -181,8 +183,9 @@ impl Tracker {
         }
     }
 
-    /// To be called every 100 ms or so: which granules to revoke now. Tell with [`Self::revoked`]
-    /// which of them were; those that could not be (pinned by I/O) need no word.
+    /// Returns the granules to revoke now; to be called about every 100 ms. The caller reports
+    /// the revoked ones with [`Self::revoked`] and need not report those that could not be
+    /// (pinned by I/O).
     pub fn tick(&mut self, now: Time) -> &[u32] {
         self.expire(now);
         if now.since(self.scanned) >= TICK {
@@ -199,8 +202,8 @@ impl Tracker {
         &self.asked
     }
 
-    /// So many granules more, as far as there are, beyond what the budget bears: whoever pages out
-    /// wants to know which of them are idle.
+    /// Draws up to `count` more granules, beyond the budget: paging needs to know which of them
+    /// are idle.
     pub fn tick_more(&mut self, now: Time, count: u32) -> &[u32] {
         self.asked.clear();
         for _ in 0..count {
@@ -211,8 +214,7 @@ impl Tracker {
         &self.asked
     }
 
-    /// The granules that are revoked, and for how many ticks each has not been touched, as far as
-    /// that is known.
+    /// The revoked granules, each with the known number of ticks since its last touch.
     pub fn idle(&mut self, now: Time) -> Vec<(u32, u32)> {
         let mut idle = Vec::new();
         for index in 0..self.granules.tracked() {
@@ -224,7 +226,7 @@ impl Tracker {
         idle
     }
 
-    /// Every tracked granule, and for how many ticks it has not been touched; `None`: it may be in
+    /// Every tracked granule with the number of ticks since its last touch; `None`: it may be in
     /// use.
     pub fn ages(&mut self, now: Time) -> Vec<(u32, Option<u32>)> {
         let mut ages = Vec::new();
@@ -247,16 +249,15 @@ impl Tracker {
         self.granules.revoke(index, at, before);
     }
 
-    /// The granule, which was to be revoked, cannot be now: all of its pages are shared, or given
-    /// up by the guest.
+    /// The granule was requested to be revoked but cannot be now: all of its pages are shared, or
+    /// the guest has given them up.
     pub fn cannot_be_revoked(&mut self, granule: u32, at: Time, is_given_up: bool) {
         if let Some(index) = self.granules.find(granule) {
             self.granules.lose(index, at, is_given_up);
         }
     }
 
-    /// For how many ticks a granule had not been touched, as chance and the life table will have
-    /// it.
+    /// Ticks for which a granule had not been touched, drawn at random from the life table.
     fn drawn(&mut self, class: u8) -> u32 {
         self.table.outlived(&self.hazards[usize::from(class)], self.granules.chance())
     }
@@ -267,7 +268,7 @@ impl Tracker {
         self.refaulted(granule, at);
     }
 
-    /// The same of a granule that was paged out: what that costs is not tracking's.
+    /// Records a touch of a paged-out granule, whose cost is not charged to tracking.
     pub fn refaulted(&mut self, granule: u32, at: Time) {
         let Some(index) = self.granules.find(granule) else { return };
         match self.granules.state(index) {
@@ -286,11 +287,11 @@ impl Tracker {
         self.granules.classify(index, age);
     }
 
-    /// For how many ticks a granule that is touched now had not been touched when it was revoked.
+    /// Ticks for which a granule that is touched now had not been touched when it was revoked.
     ///
-    /// Idle granules are not alike: what is read in the order in which it was written comes back
-    /// when it has been untouched for longest. So it is the longest of several draws that counts,
-    /// which recorded guests and simulated ones agree on.
+    /// Idle granules differ: data that is read in the order in which it was written comes back
+    /// when it has been untouched for longest. So the longest of several draws counts; recorded
+    /// and simulated guests agree with that.
     fn before(&mut self, index: u32, class: u8, at: Time) -> u32 {
         let before = self.granules.before(index);
         if class < IDLE {
@@ -300,8 +301,8 @@ impl Tracker {
         (1..DRAWS).fold(before, |longest, _| longest.max(self.drawn(class).min(most)))
     }
 
-    /// Traps were lost (the ring was full): `is_revoked` says how the shim's page states stand.
-    /// What is accessible although no trap was seen counts as touched now.
+    /// Resynchronizes after lost traps (the ring was full): `is_revoked` gives the shim's page
+    /// states. A granule that is accessible although no trap was seen counts as touched now.
     pub fn resync(&mut self, now: Time, mut is_revoked: impl FnMut(u32) -> bool) {
         for index in 0..self.granules.tracked() {
             let granule = self.granules.id(index);
@@ -313,7 +314,7 @@ impl Tracker {
         }
     }
 
-    /// The shim gave everything back: what was revoked is accessible, and nobody touched it.
+    /// The shim gave everything back: all revoked granules are accessible, without a touch.
     pub fn given_back(&mut self, now: Time) {
         self.scan(now);
         self.pending.clear();
@@ -340,7 +341,7 @@ impl Tracker {
         }
     }
 
-    /// What the probes say; nothing before enough of them were answered, or half of the guest was
+    /// The present estimate; `None` before enough probes were answered or half of the guest was
     /// found idle.
     #[must_use]
     pub fn reading(&self) -> Option<Reading> {
@@ -350,7 +351,7 @@ impl Tracker {
         if !answered && !is_found_idle {
             return None;
         }
-        // What is known to be idle is known anew in every tick.
+        // Granules known to be idle are confirmed in every tick.
         let late =
             if is_found_idle { Millis(0) } else { Millis(self.kept.1.0.saturating_sub(WINDOW.0)) };
         let curve = self.curve(references);
@@ -377,7 +378,7 @@ impl Tracker {
         MissRatioCurve::new(points.collect()).unwrap_or_else(|_| MissRatioCurve::unknown())
     }
 
-    /// Takes back what was asked for in vain.
+    /// Ends revocation requests that were not acknowledged in time.
     fn expire(&mut self, now: Time) {
         let Self { pending, granules, .. } = self;
         pending.retain(|&(index, since)| {
@@ -389,20 +390,20 @@ impl Tracker {
         });
     }
 
-    /// Forgets what lies back, but not the last probes that there are.
+    /// Forgets old probes, but keeps the last `KEPT_PROBES`.
     fn fade(&mut self, elapsed: Millis) {
         let share = decay(elapsed, WINDOW);
         let probes = self.table.probes();
         let young = share.max((KEPT_PROBES / probes.max(KEPT_PROBES)).min(1.0));
         let (kept, age) = self.kept;
-        // New ones are as old as nothing.
+        // New probes have age 0.
         let age =
             age.0.saturating_add(elapsed.0) as f64 * (kept / probes.max(kept)).clamp(0.0, 1.0);
         self.table.fade(share, young);
         self.kept = (self.table.probes(), whole_ms(age));
     }
 
-    /// Counts what was lived through since the last scan, and renews the curve.
+    /// Counts the ages passed since the last scan, and renews the curve.
     fn scan(&mut self, now: Time) {
         let elapsed = now.since(self.scanned);
         self.fade(elapsed);
@@ -442,7 +443,7 @@ impl Tracker {
         }
     }
 
-    /// Takes what was seen in the time since the last scan into the aged curve.
+    /// Adds the observations since the last scan to the aged curve.
     fn renew(&mut self, population: &[Known], elapsed: Millis) {
         let ticks = elapsed.0 as f64 / TICK.0 as f64;
         let windows =
@@ -466,7 +467,7 @@ fn whole_ms(ms: f64) -> Millis {
     Millis(ms as u64)
 }
 
-/// What is left after `elapsed` of something that fades.
+/// The share that is left after `elapsed` of a quantity that fades.
 fn decay(elapsed: Millis, time_constant: Millis) -> f64 {
     (-(elapsed.0 as f64) / time_constant.0 as f64).exp()
 }

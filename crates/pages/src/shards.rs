@@ -1,17 +1,18 @@
 //! SHARDS: miss-ratio curves from a spatially hashed sample of the ids.
 //!
-//! Idea: an id is in the sample when its hash lies below a threshold, so either all of its
-//! references are seen or none. Among the share `R` of the ids, distances are `R` times as long; so
-//! a sampled reference at distance `d` counts for 1/R references at distance 1 + (d − 1)/R.
+//! Idea: an id is in the sample if its hash is below a threshold, so all of its references are
+//! seen, or none. Within the sampled share `R` of the ids, distances are `R` times as long. So a
+//! sampled reference at distance `d` counts for 1/R references at distance 1 + (d − 1)/R.
 //!
 //! Fixed rate: the threshold stays, memory grows with the ids. Fixed size: at most `size` ids are
-//! kept; one too many throws the id with the largest hash out and lowers the threshold to that
-//! hash, so a trace of any length takes constant memory. The paper rescales all counts when the
-//! threshold falls; weighing each reference 1/R as of its own moment is the same, up to a factor
+//! kept. One more drops the id with the largest hash and lowers the threshold to that hash, so a
+//! trace of any length takes constant memory. The paper rescales all counts when the threshold
+//! falls; weighing each reference with the 1/R of its own moment is the same, up to a factor
 //! common to all.
 //!
-//! The sample may by chance hold more or fewer references than its share (one hot id decides): the
-//! difference to the true number is added at distance 1 ("SHARDS-adj"), where hot ids mostly are.
+//! The sample may by chance hold more or fewer references than its share (one hot id decides).
+//! The difference to the true number is added at distance 1 ("SHARDS-adj"), where hot ids mostly
+//! are.
 //!
 //! Cost: two multiplications per reference that is not sampled, an exact stack for those that are.
 //! Source: Waldspurger, Park, Garthwaite, Ahmad, FAST 2015, §3. Left out: several samples at once.
@@ -26,13 +27,13 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// References looked through at once; the sampled ones among them are then touched together.
+/// References examined at once; the sampled ones among them are then touched together.
 const BATCH: usize = 2048;
 
-/// A miss-ratio curve in the making, from a sample.
+/// A miss-ratio curve under construction, from a sample.
 #[derive(Debug, Clone)]
 pub struct Shards {
-    /// An id is in the sample when its hash is below this.
+    /// An id is in the sample if its hash is below this.
     threshold: u64,
     stack: HashedStack,
     histogram: Histogram,
@@ -47,13 +48,13 @@ struct Limited {
     ids: BinaryHeap<(u64, u64)>,
 }
 
-/// Why a sample cannot be taken.
+/// The reason why a sample cannot be taken.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum ShardsError {
-    /// The rate is no share.
+    /// The rate is not a share.
     #[error("sampling rate {0}: it must be above 0 and at most 1")]
     Rate(f64),
-    /// The sample holds too little to tell anything.
+    /// The sample is too small to be useful.
     #[error("sample of {size} ids: it must hold at least {least}", least = Shards::LEAST_SIZE)]
     Size {
         /// The size asked for.
@@ -62,13 +63,13 @@ pub enum ShardsError {
 }
 
 impl Shards {
-    /// Fewer ids than this tell nothing.
+    /// A smaller sample is not useful.
     pub const LEAST_SIZE: usize = 16;
 
     /// Samples a share of the ids.
     ///
     /// # Errors
-    /// When `rate` is not above 0 and at most 1.
+    /// If `rate` is not above 0 and at most 1.
     pub fn fixed_rate(rate: f64) -> Result<Self, ShardsError> {
         if !(rate > 0.0 && rate <= 1.0) {
             return Err(ShardsError::Rate(rate));
@@ -76,10 +77,10 @@ impl Shards {
         Ok(Self::new(threshold_of(rate), None))
     }
 
-    /// Samples at most `size` ids, at a rate that falls as it must.
+    /// Samples at most `size` ids, at a rate that falls as needed.
     ///
     /// # Errors
-    /// When `size` is below [`Self::LEAST_SIZE`].
+    /// If `size` is below [`Self::LEAST_SIZE`].
     pub fn fixed_size(size: usize) -> Result<Self, ShardsError> {
         if size < Self::LEAST_SIZE {
             return Err(ShardsError::Size { size });
@@ -98,8 +99,8 @@ impl Shards {
         self.references += ids.len() as u64;
         let mut sampled = [0; BATCH];
         for batch in ids.chunks(BATCH) {
-            // Every id is written and only the sampled ones are kept: no branch to be guessed
-            // wrong.
+            // Every id is written and only the sampled ones are kept, so there is no branch to
+            // mispredict.
             let mut count = 0;
             for id in batch {
                 sampled[count] = *id;
@@ -147,13 +148,13 @@ impl Shards {
         self.threshold as f64 / 2_f64.powi(64)
     }
 
-    /// How many references were made, sampled or not.
+    /// The number of references, sampled or not.
     #[must_use]
     pub const fn references(&self) -> u64 {
         self.references
     }
 
-    /// How many distinct ids there were, as estimated from those sampled now.
+    /// The number of distinct ids, estimated from those sampled now.
     #[must_use]
     pub fn distinct(&self) -> f64 {
         self.stack.len() as f64 / self.rate()
@@ -167,7 +168,7 @@ impl Shards {
         histogram.curve()
     }
 
-    /// Memory used, without the histogram's (bounded) and what the allocator adds.
+    /// Memory used, without that of the histogram (bounded) and the allocator's overhead.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let heap = self.limited.as_ref().map_or(0, |limited| limited.ids.capacity());
@@ -185,8 +186,8 @@ fn scaled(distance: Option<u64>, weight: f64) -> Option<u64> {
     distance.map(|distance| 1 + ((distance - 1) as f64 * weight).round() as u64)
 }
 
-/// Spreads ids over 64 bits, most evenly over the upper ones. It must be unlike the hash by which
-/// the stack finds an id's slot: the sample would fill one corner of its table.
+/// Spreads ids over 64 bits, most evenly over the upper ones. It must differ from the hash by
+/// which the stack finds an id's slot, or the sample would fill one corner of its table.
 #[inline]
 const fn hash(id: u64) -> u64 {
     let id = (id ^ (id >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);

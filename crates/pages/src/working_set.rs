@@ -1,36 +1,38 @@
-//! A VM's working set in bytes: what is measured inside its memory, and what it swapped out beyond.
+//! A VM's working set in bytes: the part measured inside its memory, and the part in swap.
 //!
-//! Problem: a curve reaches only as far as the memory that the VM has. A guest that swaps looks as
-//! if it needed just what it got.
+//! Problem: a curve ends at the VM's memory size. A guest that swaps appears to need exactly the
+//! memory that it has.
 //!
-//! Idea (MEB §3.6, Wang et al. 2016): references that reach the guest's swap were filtered by its
-//! memory and have little locality left, so that the swap *in use* stands for what is missing. It
-//! falls as soon as the program that needed it ends, where a history of swap reads would linger. It
-//! counts only while the memory inside is busy: pages that sank to swap long ago and are not wanted
-//! back take no memory away from anybody, and a guest whose working set leaves a good part of its
-//! memory unused could fetch them any time.
+//! Idea (MEB §3.6, Wang et al. 2016): references to the guest's swap were filtered by its memory
+//! and have little locality left, so the swap *in use* stands for the missing memory. It falls as
+//! soon as the program that needed it ends, whereas a history of swap reads would linger. It
+//! counts only while the memory inside is busy. Pages that went to swap long ago and are not read
+//! back need no memory, and a guest whose working set leaves a good part of its memory unused
+//! could fetch them at any time.
 //!
-//! The granule follows from the size: 32 pages (0.9 % of error in the paper), and 512 above 2 GiB,
-//! where moves by whole huge pages are cheaper and the table of granules stays small. Left out:
-//! guests that report no swap; theirs ends at the allocation.
+//! The granule follows from the size: 32 pages (0.9 % of error in the paper), and 512 above
+//! 2 GiB, where moves by whole huge pages are cheaper and the table of granules stays small. Left
+//! out: guests that report no swap; their working set ends at the allocation.
 
 use model::Bytes;
 
 /// Pages of 4 KiB in a granule of a VM with a small working set.
 pub const SMALL_GRANULE: u32 = 32;
-/// And with a large one: a huge page.
+/// Pages in a granule of a VM with a large working set: a huge page.
 pub const LARGE_GRANULE: u32 = 512;
 /// Working sets above this are tracked by large granules.
 const LARGE_ABOVE: Bytes = Bytes::mib(2048);
-/// And below this by small ones again.
+/// Working sets below this are tracked by small granules again.
 const SMALL_BELOW: Bytes = Bytes::mib(1536);
-/// Below this share of the memory, in percent, a working set leaves room, and swap does not count.
+/// Below this share of the memory, in percent, a working set leaves room, and swap does not
+/// count.
 const ROOM_PERCENT: u64 = 50;
-/// From this share on it fills the memory, and all swap counts; in between a part of it.
+/// From this share on it fills the memory, and all swap counts; in between, part of the swap
+/// counts.
 const FULL_PERCENT: u64 = 75;
 
-/// The memory that a VM could use: its working set inside, and its swap in use where that fills
-/// what it has.
+/// The memory that a VM could use: its working set inside, and its swap in use if its memory is
+/// full.
 #[must_use]
 pub fn demand(inside: Bytes, swap_in_use: Option<Bytes>, memory: Bytes) -> Bytes {
     let (room, full) = (memory.percent(ROOM_PERCENT), memory.percent(FULL_PERCENT));
@@ -39,7 +41,8 @@ pub fn demand(inside: Bytes, swap_in_use: Option<Bytes>, memory: Bytes) -> Bytes
     inside.plus(swap.share(filled.0, full.minus(room).0))
 }
 
-/// Pages per granule for a working set, given what is in force (any other number counts as small).
+/// Pages per granule for a working set, given the present number (any other number counts as
+/// small).
 #[must_use]
 pub fn granule_pages(present: u32, working_set: Bytes) -> u32 {
     let limit = if present == LARGE_GRANULE { SMALL_BELOW } else { LARGE_ABOVE };

@@ -1,5 +1,5 @@
-//! What the fuzz target of `fuzz/` does, for as long as a test may take: with random bytes, and
-//! with those by which a fuzzer has reached everything (`fuzzed/corpus/`).
+//! Runs the fuzz target of `fuzz/` for the short time that a test may take: with random bytes,
+//! and with the corpus by which a fuzzer has reached every branch (`fuzzed/corpus/`).
 
 mod fuzzed;
 

@@ -1,22 +1,22 @@
-//! What stands where in the memory that shim and worker share.
+//! The layout of the memory that shim and worker share.
 //!
 //! ```text
-//! words   0..512        header: what this is, the ring's head, the counters   one page
-//!         512..66048    the ring, RING_CAPACITY traps                         512 KiB
-//!         from there    when something of each block of 512 pages was freed   4 KiB per GiB
-//! bytes   one per page  the page's state                                      256 KiB per GiB
+//! words   0..512        header: identification, ring head, counters         one page
+//!         512..66048    the ring, RING_CAPACITY traps                       512 KiB
+//!         from there    time of the last free in each block of 512 pages    4 KiB per GiB
+//! bytes   one per page  the page's state                                    256 KiB per GiB
 //! ```
 //!
-//! The shim makes it and is the **only writer**: it seals the memory before it passes the
-//! descriptor on, so that a worker, broken or hostile, can neither change a page's state nor make
-//! it shrink. The worker checks what it reads: numbers that index something are held against their
-//! bounds here.
+//! The shim makes the memory and is the **only writer**. It seals the memory before it passes the
+//! descriptor on, so a broken or hostile worker can neither change a page's state nor shrink the
+//! memory. The worker checks its input: numbers that are used as indexes are checked against
+//! their bounds here.
 //!
-//! A memory belongs to one generation of the VM's regions; hot-plugged RAM means a new one.
+//! A memory belongs to one generation of the VM's regions; hot-plugged RAM makes a new one.
 //!
-//! The fault thread writes here: nothing in this module allocates, blocks or can panic on what the
-//! other side wrote. Both sides pass their views (`sys::shared_memory`) as slices of atomics, so
-//! this crate needs no `unsafe`.
+//! The fault thread writes here: nothing in this module allocates or blocks, and no data of the
+//! other side can make it panic. Both sides pass their views (`sys::shared_memory`) as slices of
+//! atomics, so this crate needs no `unsafe`.
 
 use crate::ring::Ring;
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
@@ -25,11 +25,11 @@ use crate::{REGION_ALIGN_PAGES, Region, VERSION};
 /// `OVERBOOK` in ASCII, as the first word.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"OVERBOOK");
 
-/// Traps that the ring holds: more than a second of the worst case (55,000 traps/s).
+/// The number of traps in the ring: more than a second of the worst case (55,000 traps/s).
 pub const RING_CAPACITY: usize = 1 << 16;
 
-/// Pages in a block, of which is told when something of it was last freed: what a huge page holds.
-/// A block lies in one region.
+/// Pages in a block, for each of which the time of the last free is recorded: those of a huge
+/// page. A block is in one region.
 pub const BLOCK_PAGES: u32 = REGION_ALIGN_PAGES;
 
 const HEADER_WORDS: usize = 512;
@@ -41,23 +41,24 @@ const WORD_GENERATION: usize = 4;
 const WORD_GIVEN_BACK: usize = 5;
 const WORD_HEAD: usize = 8;
 const WORD_COUNTERS: usize = 16;
-/// Where the words of the blocks begin.
+/// The index of the first word of the blocks.
 const BLOCKS: usize = HEADER_WORDS + RING_CAPACITY;
 
-/// How large the shared memory of a VM is.
+/// The size of a VM's shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pages: u32,
 }
 
 impl Layout {
-    /// For page numbers below `pages`.
+    /// A layout for page numbers below `pages`.
     #[must_use]
     pub fn new(pages: u32) -> Self {
         Self { pages }
     }
 
-    /// For these regions, in the order of their page numbers (as [`Answer::decode`] checked).
+    /// A layout for these regions, in the order of their page numbers (as [`Answer::decode`]
+    /// checked).
     ///
     /// [`Answer::decode`]: crate::Answer::decode
     #[must_use]
@@ -71,45 +72,45 @@ impl Layout {
         BLOCKS + self.blocks() as usize
     }
 
-    /// Blocks are numbered below this.
+    /// The number of blocks.
     #[must_use]
     pub fn blocks(self) -> u32 {
         self.pages.div_ceil(BLOCK_PAGES)
     }
 
-    /// Bytes behind the words: the state of each page.
+    /// Bytes after the words: the state of each page.
     #[must_use]
     pub fn bytes(self) -> usize {
         self.pages as usize
     }
 }
 
-/// Why a piece of memory is not what the two sides agreed upon.
+/// The reason why a memory does not match the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A view has another size.
     #[error("shared memory: {what}: {found}; the layout asks for {expected}")]
     Size {
-        /// Which of the two views.
+        /// The name of the view.
         what: &'static str,
         /// Its length.
         found: usize,
-        /// What it should be.
+        /// The expected length.
         expected: usize,
     },
-    /// A word of the header says something else.
+    /// A word of the header has a wrong value.
     #[error("shared memory: {field} is {found}; expected {expected}")]
     Header {
-        /// The word.
+        /// The name of the word.
         field: &'static str,
-        /// What stands there.
+        /// The value found.
         found: u64,
-        /// What should.
+        /// The expected value.
         expected: u64,
     },
 }
 
-/// Counters and gauges of the header, since the memory was made.
+/// Counters and gauges of the header; counters start at 0 when the memory is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Counter {
@@ -117,49 +118,49 @@ pub enum Counter {
     Traps,
     /// Time spent in the handler for them, in nanoseconds.
     TrapNs,
-    /// Pages moved out of the guest's reach.
+    /// Pages moved to staging: the guest's access is revoked.
     MovedOut,
-    /// Pages moved back.
+    /// Pages moved back from staging.
     MovedIn,
-    /// Pages that the kernel refused to move out because I/O held them.
+    /// Pages that the kernel refused to move because I/O had pinned them.
     Pinned,
     /// Staged pages that QEMU discarded (balloon, free-page reports).
     Discarded,
-    /// Gauge: pages that are out of reach now.
+    /// Gauge: pages that are staged now.
     StagedPages,
-    /// Gauge: what a trap costs the thread that touches, in nanoseconds, handler included; measured
-    /// on a page of the shim's own.
+    /// Gauge: the cost of a trap for the touching thread, in nanoseconds, including the handler;
+    /// measured on a page of the shim's own.
     RoundTripNs,
-    /// CPU time that tracking took of the thread that answers the worker and revokes, in
-    /// nanoseconds, as of the last answer. What it took to merge, to unshare and to take what was
-    /// freed is not in it.
+    /// CPU time that tracking used on the thread that answers the worker and revokes, in
+    /// nanoseconds, as of the last answer. The time for merging, unsharing and taking freed
+    /// memory is not included.
     ControlNs,
-    /// How often everything was given back unasked.
+    /// The number of times everything was given back unasked.
     GivenBack,
     /// Gauge: pages that share a slot of a pool, or did until the guest wrote to them.
     MergedPages,
-    /// Pages that the guest freed and that were handed over to the kernel, again and again.
+    /// Pages that the guest freed and that were handed over to the kernel, counted each time.
     HandedOver,
     /// Gauge: the longest time for which one of QEMU's own threads has waited for the shim, in
     /// nanoseconds.
     LongestWaitNs,
     /// Gauge: the longest time for which the shim's lock was held, in nanoseconds.
     LongestHoldNs,
-    /// How often the watchdog could not have the lock within its patience.
+    /// The number of times the watchdog could not get the lock within its timeout.
     Stalls,
-    /// Gauge: what a touch of a page that is paged out costs the thread that touches, in
-    /// nanoseconds, measured on a page of the shim's own; 0: not yet.
+    /// Gauge: the cost of a touch of a paged-out page for the touching thread, in nanoseconds,
+    /// measured on a page of the shim's own; 0: not measured yet.
     RefaultNs,
 }
 
-/// Why the shim gave everything back unasked.
+/// The reason why the shim gave everything back unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.words())]
 #[repr(u8)]
 pub enum GiveBack {
     /// The worker closed its connection.
     WorkerGone = 1,
-    /// The worker said nothing for too long.
+    /// The worker sent no message for too long.
     WorkerSilent = 2,
     /// More traps in a second than [`crate::Tracking::max_traps_per_s`].
     Fuse = 3,
@@ -167,7 +168,7 @@ pub enum GiveBack {
     SlowFault = 4,
     /// QEMU registered its memory with userfaultfd itself.
     QemuRegisters = 5,
-    /// Regions came or went.
+    /// Regions were added or removed.
     RegionsChanged = 6,
     /// A system call failed.
     KernelRefused = 7,
@@ -178,7 +179,7 @@ pub enum GiveBack {
 }
 
 impl GiveBack {
-    /// What a person is told.
+    /// The text that is shown to people.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -213,28 +214,29 @@ impl GiveBack {
     }
 }
 
-/// Where a page's content is. Numbers are for ever; later mechanisms add theirs.
+/// The location of a page's content. The numbers never change; later mechanisms add new ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageState {
-    /// Where QEMU expects it.
+    /// At its address in guest RAM, where QEMU expects it.
     Plain = 0,
-    /// In staging, or on its way there or back: the guest's next touch traps. Also a hole that was
-    /// taken out of reach.
+    /// In staging, or on its way there or back: the guest's next touch traps. Also a hole to
+    /// which access is revoked.
     Staged = 1,
-    /// Mapped from a pool, copy-on-write: shared, or the guest has written to it and has its copy.
+    /// Mapped from a pool, copy-on-write: shared, or the guest has written to it and has its own
+    /// copy.
     Merged = 2,
-    /// Where QEMU expects it, and handed over to the kernel when the guest freed it: the kernel
-    /// drops it when memory is short, unless the guest writes to it first, and of neither is
-    /// anything heard.
+    /// At its address in guest RAM, and handed over to the kernel after the guest freed it. The
+    /// kernel drops it when memory is short, unless the guest writes to it first; neither is
+    /// reported.
     Freed = 3,
-    /// In a buffer of the shim's while it is compared with the pool's, or until it can go back
-    /// where QEMU expects it: the guest's next touch traps.
+    /// In a buffer of the shim while it is compared with the pool's page, or until it can go back
+    /// to its address in guest RAM: the guest's next touch traps.
     Aside = 4,
-    /// Staged, and the kernel has paged it out: the host's swap has its content. The guest's next
+    /// Staged and paged out by the kernel: the host's swap has its content. The guest's next
     /// touch traps.
     Out = 5,
-    /// A number that this version does not know.
+    /// A number unknown to this version.
     Unknown = 255,
 }
 
@@ -251,14 +253,14 @@ impl PageState {
         }
     }
 
-    /// Whether it belongs to staging, wherever its content is.
+    /// Whether it belongs to staging, at any location of its content.
     #[must_use]
     pub const fn is_staged(self) -> bool {
         matches!(self, Self::Staged | Self::Out)
     }
 }
 
-/// The shared memory, as either side sees it. Cheap to copy and to make anew.
+/// The shared memory in either process. It is cheap to copy and to construct.
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
     words: &'a [AtomicU64],
@@ -266,10 +268,10 @@ pub struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    /// The shim's beginning: writes the header into fresh memory (all zero).
+    /// Used by the shim: writes the header into fresh memory (all zero).
     ///
     /// # Errors
-    /// When a view has another size than `layout` asks for.
+    /// When the size of a view differs from `layout`.
     pub fn initialise(
         layout: Layout,
         generation: u32,
@@ -284,7 +286,7 @@ impl<'a> Shared<'a> {
         Ok(shared)
     }
 
-    /// The worker's beginning: believes nothing before the header is checked.
+    /// Used by the worker: checks the header before anything else is used.
     ///
     /// # Errors
     /// When sizes, magic, version, capacity or number of pages differ.
@@ -326,7 +328,8 @@ impl<'a> Shared<'a> {
         Ring::new(&self.words[WORD_HEAD], &self.words[HEADER_WORDS..BLOCKS])
     }
 
-    /// Which set of regions this memory belongs to; compare with [`crate::Status::generation`].
+    /// The generation of regions to which this memory belongs; compare with
+    /// [`crate::Status::generation`].
     #[must_use]
     pub fn generation(self) -> u32 {
         u32::try_from(self.words[WORD_GENERATION].load(Ordering::Acquire)).unwrap_or(u32::MAX)
@@ -358,7 +361,7 @@ impl<'a> Shared<'a> {
         self.add(Counter::GivenBack, 1);
     }
 
-    /// Why everything was last given back unasked; `None` if it never was.
+    /// The reason why everything was last given back unasked; `None` if it never was.
     #[must_use]
     pub fn last_given_back(self) -> Option<GiveBack> {
         GiveBack::from_number(self.words[WORD_GIVEN_BACK].load(Ordering::Relaxed))
@@ -372,14 +375,14 @@ impl<'a> Shared<'a> {
         })
     }
 
-    /// Sets a page's state (shim). A page that does not exist has none.
+    /// Sets a page's state (shim). A page that does not exist is ignored.
     pub fn set_state(self, page: u32, state: PageState) {
         if let Some(byte) = self.states.get(page as usize) {
             byte.store(state as u8, Ordering::Release);
         }
     }
 
-    /// When something of a block was last handed over to the kernel, in milliseconds of
+    /// The time when a page of a block was last handed over to the kernel, in milliseconds of
     /// `CLOCK_MONOTONIC`; `None`: never, or there is no such block.
     #[must_use]
     pub fn freed_at_ms(self, block: u32) -> Option<u64> {
@@ -387,14 +390,15 @@ impl<'a> Shared<'a> {
         Some(word.load(Ordering::Relaxed)).filter(|&at| at > 0)
     }
 
-    /// Something of a block is handed over now, or, with 0, all of it is taken (shim).
+    /// Records that a page of a block is handed over now, or, with 0, that all of it is taken
+    /// (shim).
     pub fn set_freed_at_ms(self, block: u32, at: u64) {
         if let Some(word) = self.words.get(BLOCKS + block as usize) {
             word.store(at, Ordering::Relaxed);
         }
     }
 
-    /// Whether any page of a granule is out of reach.
+    /// Whether any page of a granule is staged.
     #[must_use]
     pub fn is_staged(self, granule: u32, granule_pages: u32) -> bool {
         self.has(granule, granule_pages, PageState::is_staged)
@@ -413,7 +417,7 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// A word of the header that both sides must agree upon.
+/// A word of the header on which both sides must agree.
 struct Word {
     index: usize,
     name: &'static str,
@@ -429,7 +433,8 @@ fn header(layout: Layout) -> [(Word, u64); 4] {
     ]
 }
 
-/// A granule's place in the sample: the finaliser of MurmurHash3, a permutation of the numbers.
+/// A granule's position in the sample: the finaliser of MurmurHash3, a permutation of the
+/// numbers.
 #[must_use]
 pub fn hash(granule: u32) -> u32 {
     let mut hash = granule;

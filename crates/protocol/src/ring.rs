@@ -1,10 +1,10 @@
 //! The ring of traps: from the shim's fault thread to the worker, without a lock or a system call.
 //!
-//! Problem: the fault thread must never wait, for a guest waits for it; the worker may be slow,
-//! dead, or hostile. Idea: the producer **never looks at the consumer**. It overwrites the oldest
-//! trap, and the consumer sees from the head how many it missed. So nothing that the worker does
-//! can hold the fault thread up, the worker needs no write access, and what survives a flood are
-//! the newest traps.
+//! Problem: the fault thread must never wait, because a guest waits for it; the worker may be
+//! slow, dead, or hostile. Idea: the producer **never reads the consumer's state**. It overwrites
+//! the oldest trap, and the consumer derives from the head how many traps it missed. So the
+//! worker cannot delay the fault thread and needs no write access, and the newest traps survive a
+//! flood.
 //!
 //! ```text
 //! position   p = number of the trap since the beginning; its slot: p modulo a power of two
@@ -13,11 +13,11 @@
 //! ```
 //!
 //! Why the check suffices: slot p is overwritten by trap p + capacity, after head became p +
-//! capacity. Whoever reads the new value (acquire) sees that head too. A trap is one word, so it is
-//! never torn.
+//! capacity. A reader that sees the new value (acquire) sees that head too. A trap is one word,
+//! so it is never torn.
 //!
-//! A head that jumps, forward or backward, costs the consumer at most one round over the ring, and
-//! is reported as loss. After a loss the page states say what is out of reach.
+//! A head that jumps, forward or backward, costs the consumer at most one round over the ring,
+//! and is reported as loss. After a loss the page states show which pages are revoked.
 //!
 //! Checked by loom over all interleavings (`tests/loom.rs`). Source: the sequence lock (Boehm, "Can
 //! seqlocks get along with programming language memory models?", MSPC 2012), one per slot.
@@ -36,7 +36,7 @@ impl Trap {
     }
 }
 
-/// The ring's memory, as either side sees it.
+/// The ring's memory in either process.
 #[derive(Clone, Copy)]
 pub struct Ring<'a> {
     head: &'a AtomicU64,
@@ -44,10 +44,10 @@ pub struct Ring<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// A ring over `slots`, of which there must be a power of two.
+    /// A ring over `slots`, whose number must be a power of two.
     ///
     /// # Panics
-    /// When there is another number of them: [`crate::layout::Shared::ring`] passes the right one.
+    /// When it is not: [`crate::layout::Shared::ring`] passes the right number.
     #[must_use]
     pub fn new(head: &'a AtomicU64, slots: &'a [AtomicU64]) -> Self {
         assert!(slots.len().is_power_of_two(), "{} slots: not a power of two", slots.len());
@@ -60,21 +60,21 @@ impl<'a> Ring<'a> {
 
     fn slot(self, position: u64) -> &'a AtomicU64 {
         let mask = self.slots.len() - 1;
-        // The mask keeps the bits that a cast could lose from mattering.
+        // Bits lost by the cast do not matter, because of the mask.
         #[allow(clippy::cast_possible_truncation)]
         let index = position as usize & mask;
         &self.slots[index]
     }
 }
 
-/// The writing end; one thread holds it.
+/// The writing end; only one thread has it.
 #[derive(Debug, Default)]
 pub struct Producer {
     head: u64,
 }
 
 impl Producer {
-    /// For a fresh ring.
+    /// A producer for a fresh ring.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -88,15 +88,15 @@ impl Producer {
     }
 }
 
-/// What [`Consumer::drain`] came back with.
+/// The result of [`Consumer::drain`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// Traps passed on.
+    /// The number of traps passed on.
     pub read: u64,
-    /// Traps that were overwritten before they could be read; of a head that moved backward, a
-    /// ringful.
+    /// Traps that were overwritten before they could be read; after a backward jump of the head,
+    /// the whole ring.
     pub lost: u64,
-    /// Traps that name a granule which does not exist.
+    /// Traps of a granule that does not exist.
     pub invalid: u64,
 }
 
@@ -107,14 +107,14 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Begins at the traps to come.
+    /// A consumer that starts at the next trap.
     #[must_use]
     pub fn new(ring: Ring<'_>) -> Self {
         Self { tail: ring.head.load(Ordering::Acquire) }
     }
 
-    /// Forgets the traps so far: after a [`crate::Request::Track`] was answered they are of another
-    /// granule. Answers how many there were.
+    /// Skips the traps so far: after a [`crate::Request::Track`] was answered they are of another
+    /// granule size. Returns their number.
     pub fn skip(&mut self, ring: Ring<'_>) -> u64 {
         let head = ring.head.load(Ordering::Acquire);
         let skipped = head.wrapping_sub(self.tail);
@@ -123,7 +123,7 @@ impl Consumer {
     }
 
     /// Passes on the traps since the last call, oldest first, whose granule is below `granules`.
-    /// Work is bounded by the ring's capacity whatever the memory says.
+    /// The ring's capacity bounds the work for any content of the memory.
     pub fn drain(&mut self, ring: Ring<'_>, granules: u32, mut each: impl FnMut(Trap)) -> Drained {
         let capacity = ring.capacity();
         let head = ring.head.load(Ordering::Acquire);
@@ -133,7 +133,7 @@ impl Consumer {
             self.tail = head;
             return Drained { lost: capacity, ..drained };
         }
-        // The oldest slot may be under the producer's pen.
+        // The producer may be overwriting the oldest slot.
         drained.lost = waiting.saturating_sub(capacity - 1);
         let mut position = self.tail.wrapping_add(drained.lost);
         while position != head {

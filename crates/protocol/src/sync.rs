@@ -1,4 +1,4 @@
-//! The atomics: the standard ones, and loom's where loom plays all interleavings (`--cfg loom`).
+//! The atomics: the standard ones, or loom's when loom explores all interleavings (`--cfg loom`).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -1,20 +1,21 @@
-//! Messages to packets and back.
+//! Encodes messages as packets, and decodes them.
 //!
-//! Problem: whoever writes the packet may be of another release, broken or hostile; and a packet of
-//! a few bytes can claim a list of millions.
+//! Problem: the writer of the packet may be of another release, broken or hostile; and a packet
+//! of a few bytes can claim a list of millions.
 //!
 //! Idea: postcard (a compact, self-delimiting encoding) below a length limit, then every value is
-//! held against its range before anybody sees it. A decoded [`Request`] or [`Answer`] needs no
-//! further check of its own; what depends on the VM (does granule 7 exist?) the receiver checks.
+//! checked against its range before it is used. A decoded [`Request`] or [`Answer`] needs no
+//! further check of its own; the receiver checks values that depend on the VM (does granule 7
+//! exist?).
 //!
-//! The number of a request stands behind the message, in its packet as in that of its answer;
+//! The number of a request follows the message, in its packet and in that of its answer;
 //! [`HELLO`] is not written.
 //!
 //! Invariants: a packet decodes to one message and one number with no byte left over.
 //! [`Request::Hello`] and the [`Refusal::Version`] that answers it keep their bytes in every
-//! version, so that two releases can at least tell each other who they are; a test pins them.
+//! version, so that two releases can at least exchange their versions; a test pins them.
 //!
-//! Leaves out: streams. A `SEQPACKET` socket keeps packets apart, and tells when one was cut short.
+//! Left out: streams. A `SEQPACKET` socket keeps packets separate and reports a truncated one.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,28 +26,29 @@ use crate::{
     Request, State, Tracking,
 };
 
-/// Most pages in a granule: what one huge page holds.
+/// The most pages in a granule: those of one huge page.
 pub const MAX_GRANULE_PAGES: u32 = 512;
 
-/// Least granules in a hot set: with fewer, code and data of one instruction evict each other.
+/// The least granules in a hot set: with fewer, code and data of one instruction evict each
+/// other.
 pub const MIN_HOT_SET: u32 = 64;
 
-/// What a page holds, on both sides.
+/// The size of a page on both sides.
 const PAGE_BYTES: u64 = 4096;
 
-/// No process has memory beyond.
+/// No process has memory beyond this address.
 const END_OF_ADDRESSES: u64 = 1 << 63;
 
-/// Why a message could not become a packet, or a packet an answer.
+/// The reason why a message could not become a packet, or a packet an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Too long to send.
+    /// The message is too long to send.
     #[error("a message of {length} bytes; at most {MAX_PACKET} fit in a packet")]
     TooLong {
         /// Its length as a packet.
         length: usize,
     },
-    /// Not an answer of this version of the protocol.
+    /// The packet is not an answer of this version of the protocol.
     #[error("malformed answer of {length} bytes")]
     Malformed {
         /// The packet's length.
@@ -57,15 +59,15 @@ pub enum WireError {
     Invalid {
         /// The field.
         field: &'static str,
-        /// What was sent.
+        /// The value received.
         value: u64,
-        /// What would do.
+        /// The valid range.
         valid: &'static str,
     },
 }
 
 impl Request {
-    /// The packet that carries this request under the number `id`; [`Self::Hello`] has its own.
+    /// Encodes this request as a packet with the number `id`; [`Self::Hello`] has its own number.
     ///
     /// # Errors
     /// When it is longer than [`MAX_PACKET`]: more than [`MAX_REVOKE`] granules.
@@ -73,18 +75,18 @@ impl Request {
         encode(self, self.numbered(id))
     }
 
-    /// The number that this request has when it is sent under `id`.
+    /// The number of this request when it is sent with `id`.
     #[must_use]
     pub const fn numbered(&self, id: u32) -> u32 {
         if matches!(self, Self::Hello { .. }) { HELLO } else { id }
     }
 
-    /// The number of the request in a packet, and the request, its values within their ranges; or
-    /// what the shim is to answer: [`Refusal::Invalid`], or under the number [`HELLO`]
-    /// [`Refusal::Malformed`].
+    /// Decodes a packet to the request's number and the request, with its values checked; or to
+    /// the answer that the shim must send: [`Refusal::Invalid`], or [`Refusal::Malformed`] with
+    /// the number [`HELLO`].
     pub fn decode(packet: &[u8]) -> (u32, Result<Self, Refusal>) {
         let length = u32::try_from(packet.len()).unwrap_or(u32::MAX);
-        // Hello has no number, and everything else has one.
+        // Hello has no number, and all other requests have one.
         let is_whole = |(request, id): &(Self, u32)| request.numbered(1) == (*id).min(1);
         match decode(packet).filter(is_whole) {
             Some((request, id)) => (id, request.check().map(|()| request)),
@@ -135,7 +137,7 @@ impl Request {
 }
 
 impl Answer {
-    /// The packet that carries this answer to the request of this number.
+    /// Encodes this answer as a packet for the request with this number.
     ///
     /// # Errors
     /// When it is longer than [`MAX_PACKET`].
@@ -143,8 +145,8 @@ impl Answer {
         encode(self, id)
     }
 
-    /// The number of the request that a packet answers, and the answer, its values within their
-    /// ranges.
+    /// Decodes a packet to the number of the request that it answers, and the answer, with its
+    /// values checked.
     ///
     /// # Errors
     /// When it is malformed, or a value is out of its range.
@@ -172,10 +174,10 @@ impl Answer {
 }
 
 impl Tracking {
-    /// Whether every value is in its range.
+    /// Checks that every value is in its range.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] for the first that is not.
+    /// [`Refusal::Invalid`] for the first value that is not.
     pub fn check(&self) -> Result<(), Refusal> {
         self.fault().map_err(|fault| invalid(fault.field, fault.value, fault.valid))
     }
@@ -195,7 +197,7 @@ impl Tracking {
     }
 }
 
-/// A value out of its range, on either side of the socket.
+/// A value out of its range, for either side of the socket.
 struct Fault {
     field: &'static str,
     value: u64,
@@ -208,8 +210,8 @@ impl From<Fault> for WireError {
     }
 }
 
-/// Regions must be few, not empty, in order, apart and aligned, in numbers as in addresses: the
-/// worker computes with them, and takes no page for two.
+/// Regions must be few, not empty, in order, disjoint and aligned, in numbers as in addresses,
+/// because the worker computes with them and must not count a page twice.
 fn check_regions(regions: &[Region]) -> Result<(), WireError> {
     let invalid = |field, value, valid| Err(WireError::Invalid { field, value, valid });
     if regions.len() > MAX_REGIONS {
@@ -264,7 +266,7 @@ fn check_runs(
     Ok(())
 }
 
-/// So must runs of slots.
+/// Runs of slots must also end before the numbers do.
 fn check_slots(runs: &[Merge]) -> Result<(), Refusal> {
     let is_beyond =
         |run: &Merge, slot: u32| slot.checked_add(run.pages).is_none_or(|end| end > MAX_SLOTS);

@@ -1,16 +1,15 @@
-//! The cgroup v2 of a process, the CPU time that has been spent in it, and the memory that it may
-//! have.
+//! The cgroup v2 of a process, the CPU time spent in it, and its memory limit.
 //!
-//! `/proc/<pid>/cgroup` names the v2 group in its line `0::<path>`. Where that tree is mounted
-//! differs: at `/sys/fs/cgroup` on a pure v2 host, at `/sys/fs/cgroup/unified` on a hybrid one.
+//! `/proc/<pid>/cgroup` names the v2 group in its line `0::<path>`. The mount point of that tree
+//! differs: `/sys/fs/cgroup` on a pure v2 host, `/sys/fs/cgroup/unified` on a hybrid one.
 //! `cpu.stat` and the PSI files exist there even where all controllers are still bound to v1.
 
 use std::path::{Path, PathBuf};
 
 use crate::procfs::{ProcError, read};
 
-/// Levels of cgroups below a VM's that are looked through, and entries of each. libvirt makes two
-/// levels, and one for each vCPU.
+/// The most levels of cgroups searched below a VM's, and the most entries of each. libvirt makes
+/// two levels, and one for each vCPU.
 const MOST_DEPTH: u32 = 4;
 const MOST_INSIDE: u32 = 4_096;
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
@@ -25,7 +24,7 @@ pub fn of_process(pid: u32) -> Result<Option<PathBuf>, ProcError> {
     let Some(group) = text.lines().find_map(|line| line.strip_prefix("0::")) else {
         return Ok(None);
     };
-    // Seen from inside another cgroup namespace the path starts with `/..`: not below our mount.
+    // In another cgroup namespace the path starts with `/..`; it is not below our mount.
     if !group.starts_with('/') || group.split('/').any(|part| part == "..") {
         return Ok(None);
     }
@@ -33,24 +32,24 @@ pub fn of_process(pid: u32) -> Result<Option<PathBuf>, ProcError> {
     Ok(mount.map(|mount| mount.join(group.trim_start_matches('/'))))
 }
 
-/// The file by which the kernel is asked to reclaim memory of process `pid` (`memory.reclaim`,
-/// Linux 5.19): that of the nearest cgroup above it that has one, if no other process is in that
-/// cgroup.
+/// The file that makes the kernel reclaim memory of process `pid` (`memory.reclaim`, Linux 5.19).
+/// It belongs to the nearest cgroup above the process that has one; `None` if that cgroup
+/// contains another process.
 ///
 /// # Errors
 /// When the process is gone.
 pub fn reclaim_file(pid: u32) -> Result<Option<PathBuf>, ProcError> {
     let Some(dir) = of_process(pid)? else { return Ok(None) };
     let has_file = |dir: &&Path| dir.join("memory.reclaim").exists();
-    // The root of the tree has all processes of the host.
+    // The root of the tree contains all processes of the host.
     let within = |dir: &&Path| !MOUNTS.iter().any(|mount| Path::new(mount) == *dir);
     let nearest = dir.ancestors().take_while(within).find(has_file);
     let is_alone = nearest.filter(|dir| has_no_other(dir, pid, MOST_DEPTH));
     Ok(is_alone.map(|dir| dir.join("memory.reclaim")))
 }
 
-/// Whether no process but `pid` is in a cgroup and below, by what can be seen. A threaded cgroup
-/// names none; the one above it does.
+/// Whether no visible process except `pid` is in a cgroup or below. A threaded cgroup lists no
+/// processes; the one above it does.
 fn has_no_other(dir: &Path, pid: u32, depth: u32) -> bool {
     let here = read(&dir.join("cgroup.procs")).unwrap_or_default();
     if here.lines().any(|other| other.parse() != Ok(pid)) {
@@ -68,7 +67,7 @@ fn has_no_other(dir: &Path, pid: u32, depth: u32) -> bool {
 /// CPU time spent in the cgroup at `dir` and below, in microseconds (`usage_usec` of `cpu.stat`).
 ///
 /// # Errors
-/// When the cgroup is gone, or the file makes no sense.
+/// When the cgroup is gone, or the file is malformed.
 pub fn cpu_usage_us(dir: &Path) -> Result<u64, ProcError> {
     let path = dir.join("cpu.stat");
     let text = read(&path)?;
@@ -83,8 +82,8 @@ pub fn cpu_usage_us(dir: &Path) -> Result<u64, ProcError> {
         .map_err(|_| ProcError::malformed(&path, field, value.trim(), "a number of µs"))
 }
 
-/// The least limit of memory (`memory.max`) of the cgroup at `dir` and those above it, in bytes;
-/// `None`: there is none.
+/// The least memory limit (`memory.max`) of the cgroup at `dir` and those above it, in bytes;
+/// `None` without a limit.
 #[must_use]
 pub fn memory_max(dir: &Path) -> Option<u64> {
     let limit = |dir: &Path| read(&dir.join("memory.max")).ok()?.trim().parse().ok();

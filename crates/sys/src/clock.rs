@@ -1,19 +1,20 @@
 //! The two clocks of the host.
 //!
-//! The boot clock never jumps, goes on while the machine sleeps, and means the same to a restarted
-//! daemon: everything that Overbook remembers is dated on it. The wall clock is for people, and for
-//! the few dates that arrive on it (QEMU dates a guest's statistics so); it may jump at any moment.
+//! The boot clock never jumps, continues while the machine sleeps, and keeps its meaning for a
+//! restarted daemon: all times that Overbook keeps are on it. The wall clock is for people, and
+//! for the few dates that arrive on it (such as QEMU's dates of a guest's statistics); it may
+//! jump at any moment.
 
 use model::Time;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Now, on the boot clock.
+/// The present time on the boot clock.
 #[must_use]
 pub fn boot_now() -> Time {
     Time(millis(ClockId::Boottime))
 }
 
-/// Now, in milliseconds since the Unix epoch; zero before it.
+/// The present time in milliseconds since the Unix epoch; zero before it.
 #[must_use]
 pub fn wall_now_ms() -> u64 {
     millis(ClockId::Realtime)

@@ -1,19 +1,20 @@
-//! A process that gives up all that it does not need.
+//! Confines a process to the rights that it needs.
 //!
-//! Problem: code that reads what strangers send may hold a fault that lets them run code of their
-//! own; with the rights of the whole program that would be the host's end. Idea: such code runs in
-//! a process of its own, which opens what it needs, and then can only use what it has open: it has
-//! no capabilities, never gets any again, and may make the system calls of [`ALLOWED`] alone, some
-//! of them with certain arguments. None of these opens a file, connects to anything, starts or
-//! signals a process, or makes memory executable.
+//! Problem: code that parses input from the network may have a bug that lets an attacker run
+//! code. With the rights of the whole program, that would compromise the host. Idea: such code
+//! runs in a process of its own. The process opens what it needs and can then use only its open
+//! files: it has no capabilities, can never gain any, and may make only the system calls of
+//! [`ALLOWED`], some of them with certain arguments. None of these calls opens a file, connects,
+//! starts or signals a process, or makes memory executable.
 //!
-//! A call that is not allowed fails with `EPERM` and harms nothing: a C library that tries a newer
+//! A call that is not allowed fails with `EPERM` and does no harm: a C library that tries a newer
 //! call first falls back to an older one.
 //!
-//! **Why arguments count.** The user stays root, whose processes have their other rights by that
-//! alone. `fcntl` could have the kernel signal any of them (`F_SETOWN`, `F_SETSIG`), `prlimit64`
-//! could limit them to death, `sendto` could connect (`MSG_FASTOPEN`), `shutdown` could end what
-//! other processes share with this one, and `clone` could make a namespace with all capabilities.
+//! **Why arguments count.** The user stays root, and that alone gives rights over root's other
+//! processes. `fcntl` could make the kernel signal any of them (`F_SETOWN`, `F_SETSIG`),
+//! `prlimit64` could kill them by a limit, `sendto` could connect (`MSG_FASTOPEN`), `shutdown`
+//! could end a connection that other processes share with this one, and `clone` could make a
+//! namespace with all capabilities.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,7 +27,7 @@ use seccompiler::{
 
 /// The calls that a confined process may make with any arguments.
 const ALLOWED: &[libc::c_long] = &[
-    // To use what is open, and to close it.
+    // Use and close open files.
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_recvfrom,
@@ -37,7 +38,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_getsockopt,
-    // To wait for it.
+    // Wait for them.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -56,7 +57,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_mremap,
     libc::SYS_madvise,
     libc::SYS_getrandom,
-    // Signals that it gets, and its own end.
+    // Receive signals, and exit.
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -65,7 +66,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// The calls that a process which talks to other hosts may make as well, with any arguments.
+/// The additional calls, with any arguments, of a process that talks to other hosts.
 const OF_THE_NETWORK: &[libc::c_long] = &[
     libc::SYS_connect,
     libc::SYS_bind,
@@ -78,7 +79,7 @@ const OF_THE_NETWORK: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
     libc::SYS_ppoll,
-    // Looking a name up reads files of the system, on a thread of its own.
+    // A name lookup reads files of the system, on a thread of its own.
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -112,29 +113,30 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// From now on this thread can use what is open, and nothing else.
+/// Confines this thread to its open files.
 ///
 /// # Errors
-/// The kernel has no seccomp, or this process may not give up its rights: it has given up those
-/// that it could.
+/// The kernel has no seccomp, or this process may not give up its rights. It has then given up
+/// those that it could.
 pub fn to_what_is_open() -> io::Result<()> {
     give_up(rules())
 }
 
-/// From now on this thread, and those that it starts, can use what is open, talk to other hosts,
-/// and read the files that anybody may read or that are its user's; nothing else. It opens no
-/// socket of a file's.
+/// Confines this thread, and those that it starts, to its open files, to connections to other
+/// hosts, and to reading files that are world-readable or readable by its user. It cannot open
+/// Unix sockets.
 ///
 /// # Errors
 /// As [`to_what_is_open`].
 pub fn to_the_network() -> io::Result<()> {
-    // A C library starts a thread by an older call only where the kernel does not know this one.
+    // A C library uses the older call to start a thread only if the kernel does not know this
+    // one.
     let one = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     install(one, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS.unsigned_abs()))?;
     give_up(rules().and_then(of_the_network))
 }
 
-/// Gives up what can be given up, also where one part cannot.
+/// Gives up all that can be given up, even if one part fails.
 fn give_up(rules: Result<Rules, BackendError>) -> io::Result<()> {
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
@@ -144,7 +146,7 @@ fn give_up(rules: Result<Rules, BackendError>) -> io::Result<()> {
     Ok(capabilities?)
 }
 
-/// Has the kernel do `these` at the calls of `rules`, and `others` at all others.
+/// Installs a filter: `these` for the calls of `rules`, `others` for all others.
 fn install(rules: Rules, others: SeccompAction, these: SeccompAction) -> io::Result<()> {
     let arch = TargetArch::try_from(std::env::consts::ARCH);
     let filter = arch.and_then(|arch| SeccompFilter::new(rules, others, these, arch));
@@ -152,7 +154,7 @@ fn install(rules: Rules, others: SeccompAction, these: SeccompAction) -> io::Res
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
-/// The calls that are allowed; with rules, where one of these holds.
+/// The allowed calls; one with rules is allowed if one of its rules holds.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 fn rules() -> Result<Rules, BackendError> {
@@ -161,9 +163,10 @@ fn rules() -> Result<Rules, BackendError> {
     rules.insert(libc::SYS_mmap, vec![all([is_data()])?]);
     rules.insert(libc::SYS_mprotect, vec![all([is_data()])?]);
     rules.insert(libc::SYS_ioctl, vec![all([is(1, libc::FIONBIO)])?]);
-    // Data to where it is connected to.
+    // `sendto` only to the connected peer.
     rules.insert(libc::SYS_sendto, vec![all([is_null(4)])?]);
-    // The end of what it sends; standard output and error belong to others, too.
+    // `shutdown` only of the sending direction, and not of standard output and error, which other
+    // processes share.
     let is_own = SeccompCondition::new(0, Length::Dword, Is::Gt, 2);
     rules.insert(
         libc::SYS_shutdown,
@@ -182,7 +185,7 @@ fn rules() -> Result<Rules, BackendError> {
 
 fn of_the_network(mut rules: Rules) -> Result<Rules, BackendError> {
     rules.extend(OF_THE_NETWORK.iter().map(|call| (*call, Vec::new())));
-    // NETLINK_ROUTE: which kinds of address this host has.
+    // NETLINK_ROUTE: tells which kinds of address this host has.
     let family = |family: libc::c_int| is(0, family.unsigned_abs().into());
     let of_routes = is(2, libc::NETLINK_ROUTE.unsigned_abs().into());
     let sockets = vec![
@@ -191,25 +194,25 @@ fn of_the_network(mut rules: Rules) -> Result<Rules, BackendError> {
         all([family(libc::AF_NETLINK), of_routes])?,
     ];
     rules.insert(libc::SYS_socket, sockets);
-    // No bit by which a file is written or made.
+    // Only flags that neither write nor create a file.
     let written = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE;
     let is_read = masked(2, written & !libc::O_DIRECTORY, libc::O_RDONLY);
     rules.insert(libc::SYS_openat, vec![all([is_read])?]);
-    // Parts of the C library that look names up are loaded when they are needed: memory that is
-    // executable is not written.
+    // The C library loads its parts for name lookups on demand, so memory may be writable or
+    // executable, but not both.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         let both = libc::PROT_WRITE | libc::PROT_EXEC;
         let either = [0, libc::PROT_WRITE, libc::PROT_EXEC];
         let either = either.map(|prot| all([masked(2, both, prot)]));
         rules.insert(call, either.into_iter().collect::<Result<_, _>>()?);
     }
-    // A thread, and no process.
+    // Only a thread, not a process.
     let is_thread = masked(0, libc::CLONE_THREAD | NAMESPACES, libc::CLONE_THREAD);
     rules.insert(libc::SYS_clone, vec![all([is_thread])?]);
-    // The filter before this one refuses it.
+    // The earlier filter refuses it.
     rules.insert(libc::SYS_clone3, Vec::new());
     rules.insert(libc::SYS_prctl, vec![all([is(0, libc::PR_SET_NAME.unsigned_abs().into())])?]);
-    // Its own limits, to be read.
+    // Only reading its own limits.
     rules.insert(libc::SYS_prlimit64, vec![all([is(0, 0), is_null(2)])?]);
     Ok(rules)
 }
@@ -220,17 +223,17 @@ fn all<const N: usize>(
     SeccompRule::new(conditions.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// That the argument of this number is so.
+/// The argument with this number has this value.
 fn is(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, Length::Dword, Is::Eq, value)
 }
 
-/// That the pointer is none.
+/// The pointer argument is null.
 fn is_null(argument: u8) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(argument, Length::Qword, Is::Eq, 0)
 }
 
-/// That these bits of the argument of this number are so.
+/// `bits` of the argument with this number equal `are`.
 fn masked(argument: u8, bits: i32, are: i32) -> Result<SeccompCondition, BackendError> {
     let equal = Is::MaskedEq(u64::from(bits.cast_unsigned()));
     SeccompCondition::new(argument, Length::Dword, equal, u64::from(are.cast_unsigned()))
@@ -247,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// A thread is confined by itself: the others of this program go on.
+    /// A thread is confined alone: the other threads of this program continue.
     #[test]
     fn what_is_open_can_be_used_and_nothing_else_be_opened_started_or_connected_to() {
         let dir = tempfile::tempdir().unwrap();
@@ -262,7 +265,7 @@ mod tests {
             ours.read_exact(&mut read).unwrap();
             let (accepted, _) = listener.accept().unwrap();
             drop(accepted);
-            // More than the allocator has at hand: memory can still be had.
+            // More than the allocator has in store, so it must map new memory.
             let memory = vec![7_u8; 64 << 20];
             let refused = [
                 fs::read("/etc/passwd").map(drop),
@@ -318,13 +321,13 @@ mod tests {
         assert_eq!(fs::read(dir.path().join("f")).unwrap(), b"x");
     }
 
-    /// Calls that would have the kernel kill this process, or limit it to death.
+    /// Calls that could make the kernel kill this process, directly or by a limit.
     fn by_way_of_the_kernel(own: i32) -> [libc::c_long; 5] {
         /// By `linux/fcntl.h`.
         const F_SETSIG: libc::c_long = 10;
         let limit = [1_u64, 1];
         let raw = |call, [a, b, c, d]: [libc::c_long; 4]| {
-            // SAFETY: the kernel refuses it; where it did not the test would end, and is meant to.
+            // SAFETY: the kernel refuses it; if it did not, the test should end.
             unsafe { libc::syscall(call, a, b, c, d) }
         };
         let limit = std::ptr::from_ref(&limit) as libc::c_long;
@@ -344,7 +347,7 @@ mod tests {
             let confined = thread::spawn(move || {
                 confine().unwrap();
                 let outcomes = by_way_of_the_kernel(own);
-                // SAFETY: it makes a process, or is refused.
+                // SAFETY: it forks a process, or is refused.
                 let forked = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
                 let space = libc::CLONE_NEWUSER | libc::CLONE_THREAD;
                 // SAFETY: it is refused.

@@ -1,8 +1,8 @@
-//! How the time of the host's CPUs was spent, as `/proc/stat` tells it.
+//! The use of the host's CPU time, from `/proc/stat`.
 //!
 //! The kernel counts since boot, so a share takes two readings. Time that a hypervisor below this
-//! host took (`steal`) is as little to be had as time that was used; a CPU that waits for a disk is
-//! free.
+//! host took (`steal`) counts as busy, because it is not available; a CPU that waits for a disk
+//! counts as free.
 //!
 //! Source: Documentation/filesystems/proc.rst §1.7.
 
@@ -11,13 +11,13 @@ use std::path::Path;
 use crate::procfs::{ProcError, read};
 
 const PATH: &str = "/proc/stat";
-/// user, nice, system, idle, iowait, irq, softirq, steal. A guest's time is in user and nice
-/// already.
+/// user, nice, system, idle, iowait, irq, softirq, steal. The guests' time is included in user
+/// and nice.
 const COLUMNS: usize = 8;
 const IDLE: usize = 3;
 const IOWAIT: usize = 4;
 
-/// What all CPUs together have spent since boot, in ticks.
+/// The time spent by all CPUs together since boot, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTime {
     busy: u64,
@@ -25,10 +25,11 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Reads it. Some 50 µs, more on hosts with many CPUs: the file has a line for each.
+    /// Reads the counters. This takes some 50 µs, more on hosts with many CPUs: the file has a
+    /// line for each.
     ///
     /// # Errors
-    /// When the file cannot be read or makes no sense.
+    /// When the file cannot be read or is malformed.
     pub fn read() -> Result<Self, ProcError> {
         Self::parse(&read(Path::new(PATH))?)
     }
@@ -37,7 +38,7 @@ impl CpuTime {
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share needs three digits")]
     pub fn busy_since(self, before: Self) -> Option<f32> {
-        // What is said of a wait for a disk may be less the next time.
+        // The kernel's iowait may decrease between two readings.
         let busy = self.busy.saturating_sub(before.busy);
         let total = busy.saturating_add(self.free.saturating_sub(before.free));
         (total > 0).then(|| busy as f32 / total as f32)

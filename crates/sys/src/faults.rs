@@ -1,16 +1,16 @@
-//! The one place through which each kernel call goes that the shim makes: where a test can have it
-//! fail.
+//! The single place through which the shim makes its kernel calls, where a test can inject
+//! faults.
 //!
-//! **Problem.** The kernel refuses a call that moves a guest's memory once in a million times. What
-//! the shim does then must be right, and be seen to be. A library that stands before the C
-//! library's functions does not see these calls: they go to the kernel directly.
+//! **Problem.** The kernel refuses a call that moves a guest's memory once in a million times.
+//! The shim's reaction must be right, and tested. A preloaded library that replaces functions of
+//! the C library does not see these calls: they go to the kernel directly.
 //!
-//! **Idea.** Each call is made by one of the functions below, with what it does and the memory that
-//! it concerns. As shipped they do nothing else. With the feature `faults` a file that a test has
-//! mapped, too, says which calls are refused, done by half, done and denied, or held until the test
-//! lets them go on: the plan can change while the process runs.
+//! **Idea.** One of the functions below makes each call, given its kind and its memory. In a
+//! release build they do nothing else. With the feature `faults`, a file that a test has also
+//! mapped selects the calls that are refused, done in part, done and denied, or held until the
+//! test releases them. The plan can change while the process runs.
 //!
-//! **Cost**: none without the feature: the functions vanish.
+//! **Cost**: none without the feature, because the functions are inlined.
 
 use crate::userfaultfd::Range;
 
@@ -28,19 +28,19 @@ pub use shipped::{call, outcome};
 #[cfg(not(feature = "faults"))]
 pub(crate) use shipped::{over, progress, through};
 
-/// What concerns no memory, or not yet.
+/// The range of a call without memory, or whose memory is not known yet.
 pub const NOWHERE: Range = Range { start: 0, len: 0 };
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident,)*) => {
-        /// A kernel call, by what it does.
+        /// A kernel call, by its purpose.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Call {
             $($(#[$doc])* $kind,)*
         }
 
         impl Call {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
         }
     };
@@ -77,15 +77,15 @@ kinds! {
     Scan,
     /// `open` of a file of `/proc` about this process's memory.
     OpenProc,
-    /// `mmap` where the kernel chooses.
+    /// `mmap` at an address that the kernel chooses.
     Map,
-    /// `mmap` of fresh memory over something.
+    /// `mmap` of fresh memory over an existing mapping.
     MapFresh,
-    /// `mmap` of fresh memory where nothing is.
+    /// `mmap` of fresh memory into a hole.
     MapIntoHole,
-    /// `mmap` of a pool's pages over something.
+    /// `mmap` of a pool's pages over an existing mapping.
     MapPool,
-    /// `mremap` over something.
+    /// `mremap` over an existing mapping.
     Remap,
     /// `munmap`.
     Unmap,
@@ -97,21 +97,21 @@ kinds! {
     PopulateRead,
     /// `MADV_POPULATE_WRITE`.
     PopulateWrite,
-    /// Any other `madvise`: nothing changes but how memory is treated.
+    /// Any other `madvise`, which changes only the treatment of the memory.
     Advise,
-    /// The process's own `madvise` that discards, or what is discarded along with it.
+    /// The process's own discarding `madvise`, or a discard along with it.
     Discard,
-    /// The same, handed over (`MADV_FREE`).
+    /// The same for `MADV_FREE`.
     HandOver,
     /// `PROCMAP_QUERY`.
     MappingAt,
-    /// `msync`: whether something is mapped.
+    /// `msync`, used to test for a mapping.
     IsMapped,
     /// `get_mempolicy`.
     Policy,
     /// `pread` of a pool.
     ReadPool,
-    /// `memfd_create`, and what makes it fit to be shared.
+    /// `memfd_create`, and the calls that prepare the file for sharing.
     Memfd,
     /// `eventfd`.
     Eventfd,

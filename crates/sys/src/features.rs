@@ -1,11 +1,12 @@
-//! What this host's kernel can do, found out by trying.
+//! The features of this host's kernel, determined by trying them.
 //!
-//! Problem: version numbers lie. Distributions backport, containers forbid, the administrator
-//! switches off. Idea: each feature is used once, on a few pages of our own or on a file that only
-//! answers, and what happens is the finding. Nothing on the host is changed.
+//! Problem: version numbers are unreliable, because distributions backport, containers forbid,
+//! and administrators disable features. Idea: each feature is used once, on a few pages of our
+//! own or on a file that can be read without effect; the result is the finding. Nothing on the
+//! host is changed.
 //!
-//! The findings hold for this process: its user, its container. What they cost whom is not the
-//! kernel's business and stands with `overbook check --host`.
+//! The findings hold for this process: its user and its container. `overbook check --host`
+//! describes the consequences of a missing feature.
 
 mod memory;
 mod paging;
@@ -18,7 +19,7 @@ use std::path::Path;
 use crate::procfs::read;
 use crate::{cgroup, pressure};
 
-/// Something that the kernel may be able to do.
+/// A feature that the kernel may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// A userfaultfd that also catches the kernel's own accesses.
@@ -53,7 +54,7 @@ pub enum Feature {
     PagesOutside,
 }
 
-/// All of them, what matters most first.
+/// All features, the most important first.
 pub const ALL: [Feature; 15] = [
     Feature::Userfaultfd,
     Feature::UffdioMove,
@@ -72,23 +73,23 @@ pub const ALL: [Feature; 15] = [
     Feature::PagesOutside,
 ];
 
-/// What came of trying: in both cases, in words, how.
+/// The result of a trial, with a description in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// It works.
+    /// The feature works.
     Works(String),
-    /// It does not.
+    /// The feature does not work.
     Missing(String),
 }
 
 impl Finding {
-    /// Whether it works.
+    /// Whether the feature works.
     #[must_use]
     pub const fn works(&self) -> bool {
         matches!(self, Self::Works(_))
     }
 
-    /// How, or why not.
+    /// The description: how it works, or why it does not.
     #[must_use]
     pub fn detail(&self) -> &str {
         match self {
@@ -126,7 +127,7 @@ pub fn probe(feature: Feature) -> Finding {
     result.into()
 }
 
-/// Which file lets whom. Not tried: that would need every user's identity.
+/// Finds who may use userfaultfd, from file modes. A trial would need the identity of every user.
 fn userfaultfd_for_users(root: &Path) -> Result<String, String> {
     let sysctl = root.join("proc/sys/vm/unprivileged_userfaultfd");
     if read(&sysctl).is_ok_and(|text| text.trim() == "1") {

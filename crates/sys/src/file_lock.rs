@@ -1,5 +1,5 @@
-//! Who holds the lock (`flock`) on a file, by what the kernel says of every process's open files.
-//! What somebody has written into the file may be old.
+//! Finds the holder of a file's lock (`flock`) from the kernel's view of every process's open
+//! files. A pid written in the file may be stale.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::process::Identity;
 
-/// The processes that hold a lock on `file`, the oldest first: one, and for a moment those that it
-/// has just forked. Those that cannot be seen are missing.
+/// The processes that hold a lock on `file`, the oldest first: one, and for a moment the children
+/// that it has just forked. Processes that cannot be inspected are missing.
 ///
 /// # Errors
 /// When the file or `/proc` cannot be read.
@@ -22,7 +22,7 @@ pub fn holders(file: &File) -> io::Result<Vec<u32>> {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // It has ended, or is not for us to look into.
+        // It has ended, or this user may not inspect it.
         let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
         let names = fds.flatten().filter_map(|fd| fd.file_name().into_string().ok());
         let holds = |fd: &String| {
@@ -36,7 +36,7 @@ pub fn holders(file: &File) -> io::Result<Vec<u32>> {
     Ok(holders.into_iter().map(|holder| holder.pid).collect())
 }
 
-/// Whether the lock is held through this very descriptor.
+/// Whether the lock is held through this descriptor.
 fn is_locked(pid: u32, fd: &str) -> io::Result<bool> {
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}"))?;
     Ok(info.lines().any(|line| line.starts_with("lock:") && line.contains("FLOCK")))
@@ -50,7 +50,7 @@ mod tests {
 
     use super::*;
 
-    /// Other tests fork, and a child has our files until it is another program.
+    /// Other tests fork, and a child shares our files until it calls `exec`.
     fn until(holds: impl Fn() -> bool) {
         let end = Instant::now() + Duration::from_secs(30);
         while !holds() {

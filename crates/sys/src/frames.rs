@@ -1,11 +1,11 @@
-//! The physical frames behind a process's memory: the proof of who shares what with whom.
+//! The physical frames behind a process's memory: the proof of which processes share which pages.
 //!
-//! **Idea.** Two processes share a page when the same frame is behind both, whoever has made it so
-//! and whatever is written in any book. `/proc/<pid>/pagemap` names the frame of each page (entries
-//! of 64 bits, `pagemap.rst`).
+//! **Idea.** Two processes share a page if the same frame is behind both, independent of the
+//! cause and of any bookkeeping. `/proc/<pid>/pagemap` gives the frame of each page (entries of
+//! 64 bits, `pagemap.rst`).
 //!
-//! **Limits.** The kernel shows frames to `CAP_SYS_ADMIN` only. Memory moves while it is looked at:
-//! a frame that one process has just freed may be another's by the time that this is asked. A look
+//! **Limits.** The kernel shows frames to `CAP_SYS_ADMIN` only. The answer is not a snapshot: a
+//! frame that one process has just freed may belong to another by the time of the read. A look
 //! takes some milliseconds for each 100 MiB.
 
 use std::collections::BTreeSet;
@@ -23,28 +23,28 @@ const FRAME: u64 = (1 << 55) - 1;
 const IS_SWAPPED: u64 = 1 << 62;
 /// `KPF_ZERO_PAGE`: the kernel's own page of zeros, small or huge.
 const IS_ZEROS: u64 = 1 << 24;
-/// `KPF_SWAPBACKED`: what the kernel has to swap out where memory is short. Lazily freed pages are
-/// not.
+/// `KPF_SWAPBACKED`: memory that the kernel must swap out to reclaim it. Lazily freed pages do
+/// not have this flag.
 const IS_SWAP_BACKED: u64 = 1 << 14;
-/// `KPF_COMPOUND_HEAD`, `KPF_COMPOUND_TAIL`: of what belongs to a larger page, older kernels tell
-/// the rest by the first only.
+/// `KPF_COMPOUND_HEAD`, `KPF_COMPOUND_TAIL`: parts of a larger page. Older kernels give its other
+/// flags only for the head.
 const IS_HEAD: u64 = 1 << 15;
 const IS_TAIL: u64 = 1 << 16;
-/// No page is larger, and each begins at a multiple of its size.
+/// The most frames of a page; each page begins at a multiple of its size.
 const MOST_FRAMES: u64 = 512;
 const MOST_PAGES: usize = 512;
 
-/// The frames behind a QEMU process's guest RAM: its anonymous memory (some of which is QEMU's own)
-/// and what it maps of pools. Pages of pools are touched, for until then the process has only a
-/// promise of them.
+/// The frames behind a QEMU process's guest RAM: its anonymous memory (some of which is QEMU's
+/// own) and its mappings of pools. Pages of pools are touched first, because they are mapped only
+/// on access.
 ///
 /// # Errors
-/// When the process is gone or may not be looked into, or the kernel does not show frames.
+/// When the process is gone or may not be inspected, or the kernel does not show frames.
 pub fn of_guest(pid: u32) -> io::Result<BTreeSet<u64>> {
     Ok(pages_of_guest(pid)?.into_iter().map(|(_, frame)| frame).collect())
 }
 
-/// The same page by page: where it is, and its frame.
+/// The same page by page: each page's address and its frame.
 ///
 /// # Errors
 /// As for [`of_guest`].
@@ -67,7 +67,7 @@ pub fn pages_of_guest(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     Ok(pages)
 }
 
-/// Those that the kernel has put under what is only zeros, and shares among all processes.
+/// The frames that hold zeros only and that the kernel shares among all processes.
 ///
 /// # Errors
 /// When `/proc/kpageflags` cannot be read.
@@ -84,27 +84,26 @@ pub fn zeros(frames: impl IntoIterator<Item = u64>) -> io::Result<BTreeSet<u64>>
     Ok(zeros)
 }
 
-/// A process's pages, and what the kernel says of the frames behind them.
+/// A process's pages, and the kernel's flags of the frames behind them.
 #[derive(Debug)]
 pub struct Frames {
     pagemap: File,
     scan: Pagemap,
-    /// Not before something is there to be asked about: the kernel shows it to root only.
+    /// Opened at the first use: the kernel shows the file to root only.
     flags: Option<File>,
 }
 
 impl Frames {
-    /// Those of a process.
+    /// The pages of a process.
     ///
     /// # Errors
-    /// When the process is gone or may not be looked into.
+    /// When the process is gone or may not be inspected.
     pub fn of(pid: u32) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         Ok(Self { pagemap, scan: Pagemap::of(pid)?, flags: None })
     }
 
-    /// For each page of `range`, at most 512 of them: whether it is there, in memory or swapped
-    /// out.
+    /// For each page of `range`, at most 512: whether it exists, in memory or swapped out.
     ///
     /// # Errors
     /// When the process is gone.
@@ -114,9 +113,9 @@ impl Frames {
         Ok(self.entries(range, &mut bytes)?.map(is_there).collect())
     }
 
-    /// For each page of `range`, at most 512 of them: whether the process has it in use, so that to
-    /// page it out would be to swap it. What is not there, or was lazily freed and has not been
-    /// looked at since, is not.
+    /// For each page of `range`, at most 512: whether the process uses it, so that paging it out
+    /// would swap it. A page that is absent, or was lazily freed and not examined by reclaim
+    /// since, is not in use.
     ///
     /// # Errors
     /// When the process is gone, or the kernel does not show frames, or their flags.
@@ -124,8 +123,8 @@ impl Frames {
         let mut bytes = [0; MOST_PAGES * 8];
         let is_block = range.len == HUGE_PAGE_BYTES && range.start.is_multiple_of(HUGE_PAGE_BYTES);
         if is_block && self.scan.huge(range) == Ok(MOST_FRAMES) {
-            // One page, and one answer: to have one for each part takes long. Unless it has just
-            // changed.
+            // A huge page has one answer; reading it for each part takes long. The entry is
+            // checked again, because the page may just have changed.
             let first = Range { len: PAGE_BYTES, ..range };
             let entry = self.entries(first, &mut bytes)?.next().unwrap_or(0);
             if entry & (IS_PRESENT | IS_SWAPPED) == IS_PRESENT && entry & FRAME != 0 {
@@ -155,7 +154,7 @@ impl Frames {
         Ok(bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry)))
     }
 
-    /// A frame's flags, or those of the larger page that it belongs to.
+    /// A frame's flags, or those of the larger page to which it belongs.
     fn flags(&mut self, frame: u64, larger: &mut Larger) -> io::Result<u64> {
         if larger.frames.contains(&frame) {
             return Ok(larger.of(frame));
@@ -187,7 +186,7 @@ impl Frames {
     }
 }
 
-/// The flags of frames side by side, the first of which begins a larger page if there is one.
+/// The flags of consecutive frames; if there is a larger page, it begins at the first.
 #[derive(Default)]
 struct Larger {
     frames: std::ops::Range<u64>,
@@ -228,7 +227,7 @@ fn add(pagemap: &File, range: Range, pages: &mut Vec<(u64, u64)>) -> io::Result<
     Ok(())
 }
 
-/// Where a process has memory of no file and without a name, as guest RAM is.
+/// The process's anonymous mappings without a name, such as guest RAM.
 fn anonymous(pid: u32) -> io::Result<Vec<Range>> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let mut ranges = Vec::new();
@@ -325,7 +324,7 @@ mod tests {
         let memory = Reserved::new(2 * HUGE_PAGE_BYTES).unwrap();
         let start = memory.range().start.next_multiple_of(HUGE_PAGE_BYTES);
         let block = Range { start, len: HUGE_PAGE_BYTES };
-        // SAFETY: memory of ours, which nobody reads.
+        // SAFETY: memory of ours, which no code reads.
         let advise = |advice| unsafe { memory.advise(advice) }.unwrap();
         let mut frames = Frames::of(std::process::id()).unwrap();
         assert!(frames.in_use(block).unwrap().iter().all(|is_used| !is_used));
@@ -343,7 +342,7 @@ mod tests {
             assert_eq!((in_use.len(), in_use.iter().filter(|used| **used).count()), (512, 512));
             assert!(frames.present(block).unwrap().iter().all(|there| *there));
             advise(Advice::LinuxFree);
-            // Of small pages the kernel keeps a few that are on their way from list to list.
+            // Some small pages stay in the kernel's per-CPU batches between its LRU lists.
             let in_use = frames.in_use(block).unwrap();
             assert!(in_use.iter().filter(|used| **used).count() < 64, "{advice:?}");
             advise(Advice::LinuxDontNeed);

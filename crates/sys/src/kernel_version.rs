@@ -1,12 +1,11 @@
-//! Which kernel this is, where trying a thing would harm: what it is known to do wrong, and since
-//! when it does not.
+//! The version of the kernel, for bugs that a trial would trigger: which versions have them.
 
-/// The version of a kernel, as its makers count: where a distribution's name of it says less.
+/// The upstream version of a kernel, also where a distribution's release name says less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelVersion([u32; 3]);
 
 impl KernelVersion {
-    /// Of this host's.
+    /// The version of this host's kernel.
     #[must_use]
     pub fn of_host() -> Self {
         let of = |file| std::fs::read_to_string(file).unwrap_or_default();
@@ -17,11 +16,11 @@ impl KernelVersion {
         )
     }
 
-    /// By Ubuntu's signature (`Ubuntu 5.15.0-91.101-generic 5.15.131`), Debian's (`… #1 SMP Debian
-    /// 6.1.176-1 (2026-05-01)`), or the release.
+    /// Parses Ubuntu's signature (`Ubuntu 5.15.0-91.101-generic 5.15.131`), Debian's (`… #1 SMP
+    /// Debian 6.1.176-1 (2026-05-01)`), or else the release.
     fn told(ubuntu: &str, debian: &str, release: &str) -> Self {
         let ubuntu = ubuntu.split_whitespace().nth(2);
-        // The compiler's version stands before it.
+        // The compiler's version comes before it.
         let debian = || debian.rsplit_once(" Debian ")?.1.split_whitespace().next();
         let text = ubuntu.or_else(debian).unwrap_or(release);
         let mut numbers =
@@ -29,16 +28,16 @@ impl KernelVersion {
         Self(std::array::from_fn(|_| numbers.next().unwrap_or(0)))
     }
 
-    /// Whether `MADV_PAGEOUT` leaves a page that was touched since it was last asked, and pages it
-    /// out when it is asked again: until Linux 6.9.
+    /// Whether `MADV_PAGEOUT` skips a page that was touched since the last such call, and pages
+    /// it out at the next call: before Linux 6.9.
     #[must_use]
     pub fn has_second_chance(self) -> bool {
         self < Self([6, 9, 0])
     }
 
-    /// Whether `UFFDIO_MOVE` works on pages in the swap cache: from Linux 6.14, 6.13.7 and 6.12.19
-    /// on ("mm: fix kernel BUG when userfaultfd_move encounters swapcache"). Where it does not it
-    /// stops the kernel.
+    /// Whether `UFFDIO_MOVE` works on pages in the swap cache: from Linux 6.14, 6.13.7 and
+    /// 6.12.19 on ("mm: fix kernel BUG when userfaultfd_move encounters swapcache"). Earlier
+    /// kernels crash.
     #[must_use]
     pub fn moves_swapped(self) -> bool {
         match self.0 {
@@ -48,14 +47,14 @@ impl KernelVersion {
         }
     }
 
-    /// Whether `memory.reclaim` can be told to take process memory before files (`swappiness=200`):
-    /// from Linux 6.9 on.
+    /// Whether `memory.reclaim` can be told to take process memory before files
+    /// (`swappiness=200`): from Linux 6.9 on.
     #[must_use]
     pub fn reclaims_by_swappiness(self) -> bool {
         !self.has_second_chance()
     }
 
-    /// Whether a write can be lost when two threads touch a page at once that is in zram: until
+    /// Whether a write can be lost when two threads touch a page in zram at the same time: before
     /// Linux 6.8, 6.6.19 and 6.1.80 (commit 13ddaf26be32, "mm/swap: fix race when skipping
     /// swapcache").
     #[must_use]

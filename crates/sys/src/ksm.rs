@@ -1,9 +1,10 @@
-//! The kernel's own merging of identical pages (KSM), as `/sys/kernel/mm/ksm` steers and shows it.
+//! The kernel's own merging of identical pages (KSM), controlled and shown by
+//! `/sys/kernel/mm/ksm`.
 //!
-//! KSM merges whatever a process has marked mergeable, and QEMU marks its guest's RAM. It knows no
-//! groups and has one set of settings for the whole host. Four of them matter here ([`Knob`]); each
-//! is a file that holds one word. Who drives it, and when, is for others to decide: this only reads
-//! and writes.
+//! KSM merges all memory that a process has marked mergeable, and QEMU marks its guest's RAM. It
+//! knows no groups and has one set of settings for the whole host. Four of them matter here
+//! ([`Knob`]); each is a file with one word. This module only reads and writes them; the policy
+//! is elsewhere.
 //!
 //! Source: Documentation/admin-guide/mm/ksm.rst, `mm/ksm.c`.
 
@@ -18,23 +19,24 @@ use crate::procfs::{ProcError, read};
 
 const ROOT: &str = "/sys/kernel/mm/ksm";
 
-/// A setting, in the order in which they are set: while the kernel's advisor chooses the number of
-/// pages it refuses any other, and what begins the work comes last.
+/// A setting. The order is that of setting them: while the kernel's advisor chooses the number of
+/// pages, the kernel refuses any other number, and the setting that starts KSM comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Knob {
-    /// Who chooses the number of pages: `none` or `scan-time`. Since Linux 6.8.
+    /// The mode of the advisor, which chooses the number of pages: `none` or `scan-time`. Since
+    /// Linux 6.8.
     AdvisorMode,
-    /// Pages that are looked at in one go.
+    /// Pages that are scanned in one batch.
     PagesToScan,
-    /// The pause after that.
+    /// The pause after a batch.
     SleepMillisecs,
-    /// `0`: stopped, merged pages stay merged; `1`: at work; `2`: stopped, and everything is
+    /// `0`: stopped, merged pages stay merged; `1`: running; `2`: stopped, and everything is
     /// unmerged.
     Run,
 }
 
 impl Knob {
-    /// All of them.
+    /// All settings.
     pub const ALL: [Self; 4] =
         [Self::AdvisorMode, Self::PagesToScan, Self::SleepMillisecs, Self::Run];
 
@@ -55,7 +57,7 @@ impl Knob {
         Self::ALL.into_iter().find(|knob| knob.name() == name)
     }
 
-    /// Whether the kernel could have said this.
+    /// Whether the kernel could report this value.
     #[must_use]
     pub fn admits(self, value: &str) -> bool {
         match self {
@@ -68,41 +70,41 @@ impl Knob {
     }
 }
 
-/// What the knobs say. The advisor is missing where the kernel has none.
+/// The values of the settings. The advisor is missing if the kernel has none.
 pub type Settings = BTreeMap<Knob, String>;
 
-/// What KSM has come to, on the whole host.
+/// The results of KSM on the whole host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// What the merged pages take (`pages_shared`).
+    /// The size of the merged pages (`pages_shared`).
     pub shared: Bytes,
-    /// What is needed less because of them (`pages_sharing`).
+    /// The memory saved by them (`pages_sharing`).
     pub saved: Bytes,
 }
 
-/// KSM, at the directory of its files.
+/// KSM, with the directory of its files.
 #[derive(Clone, Debug)]
 pub struct Ksm {
     root: PathBuf,
 }
 
 impl Ksm {
-    /// This host's.
+    /// KSM of this host.
     #[must_use]
     pub fn of_host() -> Self {
         Self::at(ROOT)
     }
 
-    /// The one whose files lie in `root`.
+    /// KSM with its files in `root`.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// What all knobs say now.
+    /// The present values of all settings.
     ///
     /// # Errors
-    /// When the kernel has no KSM, or a file makes no sense.
+    /// When the kernel has no KSM, or a file is malformed.
     pub fn settings(&self) -> Result<Settings, ProcError> {
         let mut settings = Settings::new();
         for knob in Knob::ALL {
@@ -123,30 +125,30 @@ impl Ksm {
         Ok(settings)
     }
 
-    /// Whether these knobs could be set now. Changes nothing.
+    /// Checks whether these settings could be written now. Changes nothing.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     pub fn check_writable(&self, settings: &Settings) -> Result<(), ProcError> {
         settings.keys().try_for_each(|knob| self.open(*knob, false).map(drop))
     }
 
-    /// Sets a knob. Stopping and unmerging wait for the pages at hand; unmerging takes as long as
-    /// copying all of them does, and whoever asks for it is the first to be killed when the memory
-    /// runs out.
+    /// Writes a setting. Stopping and unmerging wait for the present batch. Unmerging takes as
+    /// long as copying all of the pages, and the process that requests it is the OOM killer's
+    /// first choice.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn set(&self, knob: Knob, value: &str) -> Result<(), ProcError> {
         let path = self.path(knob);
         let mut file = self.open(knob, true)?;
         file.write_all(value.as_bytes()).map_err(|error| ProcError::from_io(&path, error))
     }
 
-    /// What it has come to.
+    /// The present counters.
     ///
     /// # Errors
-    /// When the kernel has no KSM, or a file makes no sense.
+    /// When the kernel has no KSM, or a file is malformed.
     pub fn counters(&self) -> Result<Counters, ProcError> {
         Ok(Counters { shared: self.pages("pages_shared")?, saved: self.pages("pages_sharing")? })
     }
@@ -171,7 +173,7 @@ impl Ksm {
     }
 }
 
-/// Of a list of words the one in brackets; else all.
+/// The word in brackets of a list; without brackets the whole text.
 fn chosen(text: &str) -> &str {
     let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     inside.map_or(text.trim(), |(word, _)| word)

@@ -1,6 +1,6 @@
 //! The kernel boundary: a safe API over raw system calls and the files of `/proc` and `/sys`.
 //!
-//! What the kernel says is parsed strictly and never trusted to be there: a process may vanish
+//! The output of the kernel is parsed strictly and never assumed to exist: a process may vanish
 //! between two reads, an older kernel lacks a field, a container hides a file. Each of these is a
 //! typed error that names the file.
 

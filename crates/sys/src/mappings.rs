@@ -1,8 +1,7 @@
-//! What the kernel says of this process's mappings: where one begins and ends, and on which of the
-//! host's nodes it lies.
+//! The kernel's view of this process's mappings: where one begins and ends, and its NUMA policy.
 //!
-//! `PROCMAP_QUERY` (Linux 6.11) answers for one address in a microsecond; to read all of
-//! `/proc/self/maps` takes 0.4 µs for each mapping. Nothing here allocates, but to open them.
+//! `PROCMAP_QUERY` (Linux 6.11) answers for one address in a microsecond; reading all of
+//! `/proc/self/maps` takes 0.4 µs for each mapping. Only opening the file allocates.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -35,24 +34,24 @@ struct QueryArg {
     names: [u64; 2],
 }
 
-/// The mappings of this process, to be asked for one by one.
+/// The mappings of this process, queried one by one.
 #[derive(Debug)]
 pub struct Mappings(File);
 
-/// One of them.
+/// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where.
+    /// Its addresses.
     pub range: Range,
-    /// Whether it is of no file.
+    /// Whether it maps no file.
     pub is_anonymous: bool,
 }
 
 impl Mappings {
-    /// Opens them.
+    /// Opens the mappings.
     ///
     /// # Errors
-    /// When `/proc` is not there.
+    /// When `/proc` is not mounted.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn open() -> std::io::Result<Self> {
         let open = || {
@@ -65,7 +64,7 @@ impl Mappings {
     /// The mapping at `address`, or else the next one. Does not allocate.
     ///
     /// # Errors
-    /// The kernel's: `ENOENT` when there is none, `ENOTTY` before Linux 6.11.
+    /// The kernel's: `ENOENT` if there is none, `ENOTTY` before Linux 6.11.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn at(&self, address: u64) -> Result<Mapping, Errno> {
         let mut arg = QueryArg {
@@ -88,8 +87,7 @@ impl AsFd for Mappings {
     }
 }
 
-/// Whether memory of this process has a place of its own on the host's nodes (`mbind`). Does not
-/// allocate.
+/// Whether memory of this process has a NUMA policy of its own (`mbind`). Does not allocate.
 #[must_use]
 #[cfg_attr(feature = "faults", track_caller)]
 pub fn has_policy(address: u64) -> bool {
@@ -97,7 +95,7 @@ pub fn has_policy(address: u64) -> bool {
     let mut mode: libc::c_int = 0;
     let none = std::ptr::null_mut::<libc::c_ulong>();
     let mut ask = || {
-        // SAFETY: the kernel writes the mode, and no nodes, for there is no room for them.
+        // SAFETY: the kernel writes the mode, but no nodes, because there is no room for them.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_get_mempolicy,
@@ -108,18 +106,18 @@ pub fn has_policy(address: u64) -> bool {
                 OF_ADDRESS,
             )
         };
-        // Which of the kernel's reasons it is does not matter.
+        // The kernel's exact error does not matter.
         if failed == 0 { Ok(()) } else { Err(Errno::FAULT) }
     };
     let page = Range { start: address, len: PAGE_BYTES };
     faults::call(Call::Policy, page, &mut ask).is_ok() && mode != libc::MPOL_DEFAULT
 }
 
-/// Whether all of a range of this process is mapped, by whomever. Does not allocate.
+/// Whether all of a range of this process is mapped, by any code. Does not allocate.
 #[must_use]
 #[cfg_attr(feature = "faults", track_caller)]
 pub fn is_mapped(range: Range) -> bool {
-    // SAFETY: it writes back what a shared mapping of a file has, some time, which the kernel does
+    // SAFETY: it starts writeback of shared file mappings, which the kernel does at some time
     // anyway.
     let tell = || unsafe { rustix::mm::msync(pointer(range), length(range), MsyncFlags::ASYNC) };
     faults::call(Call::IsMapped, range, tell).is_ok()

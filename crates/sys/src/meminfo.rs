@@ -1,8 +1,8 @@
-//! The host's memory, as `/proc/meminfo` tells it.
+//! The host's memory, from `/proc/meminfo`.
 //!
-//! `MemAvailable` is the kernel's own estimate of what can be had without swapping, and the figure
-//! that the host's reserve is measured against. `MemFree` alone says nothing: a healthy host has
-//! almost none.
+//! `MemAvailable` is the kernel's own estimate of the memory available without swapping; the
+//! host's reserve is compared with it. `MemFree` alone means little: a healthy host has almost
+//! none.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::procfs::{ProcError, read, required_kib_field};
 
 const PATH: &str = "/proc/meminfo";
 
-/// What Overbook needs of `/proc/meminfo`.
+/// The fields of `/proc/meminfo` that Overbook needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemInfo {
     /// `MemTotal`.
@@ -26,10 +26,10 @@ pub struct MemInfo {
 }
 
 impl MemInfo {
-    /// Reads it. About 20 µs.
+    /// Reads the file, in about 20 µs.
     ///
     /// # Errors
-    /// When the file cannot be read or lacks a line; then nothing is known.
+    /// When the file cannot be read or lacks a line.
     pub fn read() -> Result<Self, ProcError> {
         Self::parse(&read(Path::new(PATH))?)
     }

@@ -1,12 +1,13 @@
-//! The limits of a process's memory that its cgroups have, at all levels.
+//! The memory limits that a process's cgroups set, at all levels.
 //!
 //! **Problem.** libvirt, systemd, Nomad and Kubernetes put a VM into a cgroup with a limit. The
 //! kernel gives QEMU and its guest no memory beyond it: it kills QEMU, or stops it
-//! (`memory.high`). Every level above counts, too, with all that others occupy there.
+//! (`memory.high`). Every level above counts as well, with the memory of all other processes
+//! there.
 //!
-//! **Idea.** `/proc/<pid>/cgroup` names the group, the directories above it are the levels. Cgroup
-//! v2 has `memory.max` and `memory.high`, v1 has `memory.limit_in_bytes`. All memory that
-//! is charged there counts, without the page cache, which the kernel drops first.
+//! **Idea.** `/proc/<pid>/cgroup` names the group, and the directories above it are the levels.
+//! Cgroup v2 has `memory.max` and `memory.high`, v1 has `memory.limit_in_bytes`. All memory
+//! charged there counts, except the page cache, which the kernel drops first.
 //!
 //! **Cost.** One small file for each level, and two more for each that has a limit: some 10 µs
 //! each.
@@ -17,19 +18,19 @@ use model::{Bytes, view::MemoryLimit};
 
 use crate::procfs::{ProcError, read};
 
-/// No tree of cgroups is deeper (systemd's and Kubernetes' have some six levels); what lies above
-/// is not looked at.
+/// The most levels that are read. No tree of cgroups is deeper (systemd's and Kubernetes' have
+/// some six levels).
 const MAX_LEVELS: usize = 32;
 
-/// Cgroup v1 says "none" by the largest number of pages that it can hold; no host has as much.
+/// Cgroup v1 represents "no limit" by its largest number of pages; no host has that much memory.
 const NO_LIMIT: Bytes = Bytes(1 << 60);
 
-/// How the files of a hierarchy are called.
+/// The names of a hierarchy's files.
 struct Hierarchy {
     mounts: &'static [&'static str],
     limits: &'static [&'static str],
     usage: &'static str,
-    /// The cache of files, and what of it is memory that no file on disk has.
+    /// The page cache, and the part of it that is memory without a file on disk.
     cache: [&'static str; 2],
 }
 
@@ -47,7 +48,7 @@ const V2: Hierarchy = Hierarchy {
     cache: ["file", "shmem"],
 };
 
-/// The limits of process `pid`, from its own cgroup upwards; empty: there are none.
+/// The limits of process `pid`, from its own cgroup upwards; empty without limits.
 ///
 /// # Errors
 /// When the process is gone.
@@ -68,7 +69,7 @@ pub fn of_process(pid: u32) -> Result<Vec<MemoryLimit>, ProcError> {
 fn memory_cgroup(line: &str) -> Option<(&'static Hierarchy, &str)> {
     let mut parts = line.splitn(3, ':');
     let (id, controllers, group) = (parts.next()?, parts.next()?, parts.next()?);
-    // Seen from inside another cgroup namespace the path starts with `/..`: not below our mount.
+    // In another cgroup namespace the path starts with `/..`; it is not below our mount.
     if !group.starts_with('/') || group.split('/').any(|part| part == "..") {
         return None;
     }
@@ -86,7 +87,7 @@ fn above(mount: &Path, group: &str, hierarchy: &Hierarchy) -> Vec<MemoryLimit> {
     levels.flat_map(|level| at(mount, level, hierarchy)).collect()
 }
 
-/// The limits at `level`. A level that cannot be read has gone, or has no such controller.
+/// The limits at `level`. A level that cannot be read is gone, or lacks the controller.
 fn at(mount: &Path, level: &Path, hierarchy: &Hierarchy) -> Vec<MemoryLimit> {
     let dir = mount.join(level.strip_prefix("/").unwrap_or(level));
     let number = |file: &str| read(&dir.join(file)).ok()?.trim().parse().ok().map(Bytes);
@@ -108,7 +109,7 @@ fn at(mount: &Path, level: &Path, hierarchy: &Hierarchy) -> Vec<MemoryLimit> {
     limits.into_iter().map(of).collect()
 }
 
-/// A number of `memory.stat`; zero where it is not there.
+/// A number of `memory.stat`; zero if it is missing.
 fn field(stat: &str, name: &str) -> Bytes {
     let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
     let value = lines.find(|(field, _)| *field == name).and_then(|(_, value)| value.parse().ok());

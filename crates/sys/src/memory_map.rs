@@ -1,15 +1,17 @@
-//! Anonymous memory by address: reserving, advising, mapping; what is there, `pagemap` tells.
+//! Anonymous memory by address: reserving, advising, mapping; `pagemap` reports its pages.
 //!
-//! **Problem.** Who moves pages about must speak of memory that is not his (a guest's RAM, mapped
-//! by QEMU), which no reference may ever point into: it changes, and touching it may trap.
+//! **Problem.** Code that moves pages must address memory that it does not own (a guest's RAM,
+//! mapped by QEMU). No reference may ever point into that memory: it changes, and touching it may
+//! trap.
 //!
-//! **Idea.** Addresses are numbers ([`Range`]). What could break somebody's memory is `unsafe`;
-//! what only looks (`PAGEMAP_SCAN`, Linux 6.7) or concerns a mapping of ours ([`Reserved`]) is not.
+//! **Idea.** Addresses are numbers ([`Range`]). Calls that could corrupt memory are `unsafe`;
+//! calls that only read (`PAGEMAP_SCAN`, Linux 6.7) or concern a mapping of ours ([`Reserved`])
+//! are not.
 //!
-//! **Invariants.** The calls go to the kernel directly, not through the C library: a library that
-//! interposes `mmap` or `madvise` does not meet itself here.
+//! **Invariants.** The calls go to the kernel directly, not through the C library, so a library
+//! that interposes `mmap` or `madvise` does not intercept its own calls here.
 //!
-//! **Leaves out.** File mappings; see `shared_memory`.
+//! **Left out**: file mappings; see `shared_memory`.
 
 use std::os::fd::BorrowedFd;
 
@@ -21,14 +23,15 @@ pub use crate::pagemap::{PageSet, Pagemap, Private};
 pub use crate::userfaultfd::Range;
 pub use rustix::mm::Advice;
 
-/// What a page table's lowest level holds, as the length of an array.
+/// The size of a page, as the length of an array.
 pub const PAGE_LEN: usize = 4096;
-/// The same among addresses.
+/// The size of a page, for addresses.
 pub const PAGE_BYTES: u64 = PAGE_LEN as u64;
-/// What one huge page holds on x86-64 and on arm64 with small pages.
+/// The size of a huge page on x86-64 and on arm64 with 4 KiB pages.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Private anonymous memory of ours, unmapped when dropped: nothing is there until it is touched.
+/// Private anonymous memory of ours, without pages until it is touched, and unmapped when
+/// dropped.
 #[derive(Debug)]
 pub struct Reserved {
     whole: Range,
@@ -36,11 +39,11 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Reserves `len` bytes that begin at a huge page's border. The kernel does not count them as
-    /// promised memory.
+    /// Reserves `len` bytes that begin at a huge page's boundary. The kernel does not account
+    /// them as committed memory.
     ///
     /// # Errors
-    /// The kernel's; `EOVERFLOW` when there is no such length.
+    /// The kernel's; `EOVERFLOW` if the length is impossible.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn new(len: u64) -> Result<Self, Errno> {
         let whole_len = len.checked_add(HUGE_PAGE_BYTES).ok_or(Errno::OVERFLOW)?;
@@ -56,7 +59,7 @@ impl Reserved {
         Ok(Self { whole, used })
     }
 
-    /// Where it is.
+    /// Its addresses.
     #[must_use]
     pub fn range(&self) -> Range {
         self.used
@@ -65,7 +68,7 @@ impl Reserved {
     /// Advises the kernel about all of it.
     ///
     /// # Safety
-    /// Nobody relies on content that the advice discards.
+    /// No code relies on content that the advice discards.
     ///
     /// # Errors
     /// The kernel's.
@@ -78,8 +81,8 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody keeps references into it. It cannot fail for a
-        // whole mapping.
+        // SAFETY: the mapping is ours and no references into it are left. Unmapping a whole
+        // mapping cannot fail.
         let _ = unsafe { unmap(self.whole) };
     }
 }
@@ -87,7 +90,7 @@ impl Drop for Reserved {
 /// Advises the kernel about a range of this process.
 ///
 /// # Safety
-/// Nobody relies on content that the advice discards.
+/// No code relies on content that the advice discards.
 ///
 /// # Errors
 /// The kernel's.
@@ -109,7 +112,7 @@ pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
 /// Unmaps a range of this process.
 ///
 /// # Safety
-/// Nobody uses it.
+/// No code uses it.
 ///
 /// # Errors
 /// The kernel's.
@@ -121,23 +124,23 @@ pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
     })
 }
 
-/// How memory is mapped over addresses that are in use.
+/// A mapping over addresses that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Over {
-    /// Where.
+    /// Its addresses.
     pub range: Range,
-    /// Whether the kernel counts it as promised memory.
+    /// Whether the kernel accounts it as committed memory.
     pub reserve: bool,
 }
 
 impl Over {
-    /// Fresh private memory: zeros.
+    /// Maps fresh private memory: zeros.
     ///
     /// # Safety
-    /// Nobody relies on what is there, and no reference points to it.
+    /// No code relies on the old content, and no reference points to it.
     ///
     /// # Errors
-    /// The kernel's: nothing has changed then. `ENOMEM` also when the process has too many
+    /// The kernel's; nothing has changed then. `ENOMEM` also if the process has too many
     /// mappings.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn map_fresh(self) -> Result<(), Errno> {
@@ -149,10 +152,10 @@ impl Over {
         Ok(())
     }
 
-    /// The same where nothing is mapped.
+    /// Does the same where nothing is mapped.
     ///
     /// # Errors
-    /// The kernel's; `EEXIST` when something is there, and stays.
+    /// The kernel's; `EEXIST` if there is a mapping, which stays.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn map_fresh_into_hole(self) -> Result<(), Errno> {
         let flags = self.flags().difference(MapFlags::FIXED) | MapFlags::FIXED_NOREPLACE;
@@ -163,10 +166,11 @@ impl Over {
         Ok(())
     }
 
-    /// The bytes of a file from `offset` on: what is written becomes a copy.
+    /// Maps the bytes of a file from `offset` on; a write makes a private copy.
     ///
     /// # Safety
-    /// Nobody relies on what is there beyond what the file holds, and no reference points to it.
+    /// No code relies on the old content unless the file holds the same, and no reference points
+    /// to it.
     ///
     /// # Errors
     /// As for [`Self::map_fresh`].
@@ -186,10 +190,10 @@ impl Over {
     }
 }
 
-/// Memory that nobody has touched, to be mapped over other memory in one step: what is registered
-/// or advised of it, or mapped in its place, holds there from the first moment. (The kernel gives
-/// memory that was never touched its place among the process's pages anew, so that it becomes one
-/// mapping with what is like it on both sides.)
+/// Untouched memory, to be mapped over other memory in one step. A registration, an advice or a
+/// mapping in it then applies at the target from the first moment. (The kernel computes the place
+/// of untouched memory among the process's pages again, so it merges with similar mappings on
+/// both sides.)
 #[derive(Debug)]
 pub struct Untouched {
     whole: Range,
@@ -197,10 +201,10 @@ pub struct Untouched {
 }
 
 impl Untouched {
-    /// So many bytes; the kernel counts them as promised memory if `reserve` says so.
+    /// Maps `len` bytes; the kernel accounts them as committed memory if `reserve` is set.
     ///
     /// # Errors
-    /// The kernel's; `EOVERFLOW` when there is no such length.
+    /// The kernel's; `EOVERFLOW` if the length is impossible.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn new(len: u64, reserve: bool) -> Result<Self, Errno> {
         let whole_len = len.checked_add(2 * PAGE_BYTES).ok_or(Errno::OVERFLOW)?;
@@ -212,32 +216,32 @@ impl Untouched {
         })?;
         let start = start.addr() as u64;
         let used = Range { start: start + PAGE_BYTES, len };
-        // A border on both sides: it must not become one mapping with what the process has touched.
-        // If this fails the kernel may have unmapped it, and others may be there by now: so the
-        // addresses are left alone. SAFETY: reserved just now.
+        // A guard on both sides keeps it from merging with memory that the process has touched.
+        // If this fails, the kernel may have unmapped it, and other code may have mapped
+        // something there. So the addresses are left alone.
+        // SAFETY: reserved just now.
         unsafe { Over { range: used, reserve }.map_fresh() }?;
         Ok(Self { whole: Range { start, len: whole_len }, used })
     }
 
-    /// Where it is.
+    /// Its addresses.
     #[must_use]
     pub fn range(&self) -> Range {
         self.used
     }
 
-    /// Maps as much as `range` has over it, and stays untouched itself. Who waits for a page of
-    /// `range` has to be woken, and looks again.
+    /// Maps the first part of this memory over `range` and stays untouched itself. A thread that
+    /// waits for a page of `range` must be woken, and then retries.
     ///
     /// # Safety
-    /// Nobody relies on what is there, and no reference points to it. If this is registered with a
-    /// userfaultfd, another thread reads that.
-    ///
+    /// No code relies on the old content, and no reference points to it. If this memory is
+    /// registered with a userfaultfd, another thread reads that.
     /// # Errors
     /// The kernel's. `range` may be unmapped then: [`Over::map_fresh_into_hole`] tells.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn map_over(&self, range: Range) -> Result<(), Errno> {
         let bytes = length(range);
-        // `MAYMOVE | FIXED` is what moving to an address is, `DONTUNMAP` leaves the mapping here.
+        // Moving to an address takes `MAYMOVE | FIXED`; `DONTUNMAP` keeps the mapping here.
         let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
         // SAFETY: as the caller promises.
         faults::over(Call::Remap, range, || unsafe {
@@ -249,17 +253,17 @@ impl Untouched {
 
 impl Drop for Untouched {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody keeps references into it.
+        // SAFETY: the mapping is ours and no references into it are left.
         let _ = unsafe { unmap(self.whole) };
     }
 }
 
 const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Whether there is nothing but zeros in it.
+/// Whether all bytes are zero.
 #[must_use]
 pub fn is_zeros(bytes: &[u8]) -> bool {
-    // Without a branch for each byte the compiler takes many at once.
+    // Without a branch for each byte the compiler vectorizes the loop.
     bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
@@ -271,7 +275,7 @@ pub(crate) fn length(range: Range) -> usize {
     length_of(range.len)
 }
 
-/// Addresses of this process fit its words; one that does not names memory that cannot be.
+/// Addresses of this process fit into `usize`; a larger one names memory that cannot exist.
 fn length_of(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

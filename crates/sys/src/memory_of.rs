@@ -1,39 +1,38 @@
-//! The physical memory that a guest occupies, told apart from QEMU's own.
+//! The physical memory that a guest occupies, without QEMU's own.
 //!
-//! **Problem.** The kernel counts per process, and a QEMU process is more than its guest: heap,
-//! thread stacks, and under TCG tens of megabytes of translation buffer. What is exact (`smaps`)
-//! walks every page table: 1.7 ms for a guest of 256 MB here, 17 ms and more once its memory is in
-//! thousands of mappings. What is cheap (`status`: 17 µs, whatever the size) does not tell the two
-//! apart.
+//! **Problem.** The kernel counts per process, and a QEMU process has more than its guest: heap,
+//! thread stacks, and under TCG tens of megabytes of translation buffer. `smaps` is exact but
+//! walks every page table: 1.7 ms for a guest of 256 MB here, 17 ms and more once its memory is
+//! in thousands of mappings. `status` is cheap (17 µs at any size) but does not separate the two.
 //!
 //! **Idea.** used = `RssAnon` + `HugetlbPages` + `VmPTE` − overhead, and + `RssShmem` where guest
-//! RAM is shared memory. The sum is read in every tick ([`Counters`]). The overhead, which moves
-//! slowly, is measured from `smaps` now and then ([`Overhead`]): all memory of those kinds outside
+//! RAM is shared memory. The sum is read in every tick ([`Counters`]). The overhead moves slowly
+//! and is measured from `smaps` now and then ([`Overhead`]): all memory of those kinds outside
 //! guest RAM. Guest RAM is found by the sizes that QEMU reports: the run of adjacent mappings of
 //! one kind (a partial `madvise` splits mappings) whose length fits best. The owner spaces the
-//! measurements so that they stay under a fixed share of CPU time ([`Overhead::rest`]), also for a
-//! guest of a terabyte.
+//! measurements so that they stay under a fixed share of CPU time ([`Overhead::rest`]), also for
+//! a guest of a terabyte.
 //!
-//! **A pool's pages.** Where identical pages were merged, mappings of a pool ([`crate::pool_file`])
-//! interrupt guest RAM. They belong to its run, but only what the guest has written there since is
-//! its own. The kernel counts such copies in `RssAnon`, and the pool's pages in the `RssShmem` of
-//! everyone who maps them. Guest RAM that can be merged is anonymous, so `RssShmem` is left out
-//! where all of it is, and the sum stays right however much is merged between two measurements. The
-//! VM's part of the pool is for somebody else to add.
+//! **A pool's pages.** Where identical pages were merged, mappings of a pool
+//! ([`crate::pool_file`]) interrupt guest RAM. They belong to its run, but only the pages that
+//! the guest has written there since are its own. The kernel counts such copies in `RssAnon`, and
+//! the pool's pages in the `RssShmem` of every process that maps them. Mergeable guest RAM is
+//! anonymous. So `RssShmem` is left out if all guest RAM is anonymous, and the sum stays right
+//! however much is merged between two measurements. The caller adds the VM's part of the pool.
 //!
-//! **Staging.** While a VM is tracked, some of its pages stand elsewhere in QEMU until their next
-//! touch. That place is as long as guest RAM and looks like it, so it bears a mark
-//! ([`STAGING_MARK`]): what is there is the guest's.
+//! **Staging.** While a VM is tracked, some of its pages are elsewhere in QEMU until their next
+//! touch. That staging area is as long as guest RAM and looks like it, so it has a mark
+//! ([`STAGING_MARK`]). Its pages belong to the guest.
 //!
 //! **Why not PAGEMAP_SCAN** over guest RAM in every tick: it is exact and takes 15 µs while the
-//! guest's memory is in huge pages, but ~2 ms per 256 MB once balloon and reporting have broken
-//! them up, and it needs Linux 6.7. The sum above costs the same at any size on any kernel.
+//! guest's memory is in huge pages. But it takes ~2 ms per 256 MB once balloon and reporting have
+//! split them, and it needs Linux 6.7. The sum above costs the same at any size on any kernel.
 //!
-//! **Limits.** The kernel keeps `Rss*` per CPU and, before 6.17, adds them up lazily: off by up to
-//! 64 pages per CPU on small machines. Memory that several processes map, other than a pool, counts
-//! for each of them: sums over VMs are right for private RAM only. Where one guest has RAM of both
-//! kinds, the pool's pages are subtracted as they were when measured. What the host has swapped out
-//! is not counted: it is not occupied.
+//! **Limits.** The kernel keeps `Rss*` per CPU and, before 6.17, adds them up lazily: the error
+//! is up to 64 pages per CPU on small machines. Memory that several processes map, other than a
+//! pool, counts for each of them: sums over VMs are right for private RAM only. If one guest has
+//! RAM of both kinds, the pool's pages are subtracted as last measured. Memory that the host has
+//! swapped out is not counted, because it is not resident.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -46,18 +45,18 @@ use crate::memory_map::Advice;
 use crate::pool_file;
 use crate::procfs::{ProcError, kib_field, parse_kib, read, required_kib_field};
 
-/// The advice that marks staging (`rr` among the flags in `smaps`). QEMU never gives it; of
-/// anonymous memory it only says that its use tells nothing: when the kernel has to swap, staging
-/// goes first, which nobody has touched.
+/// The advice that marks staging (`rr` among the flags in `smaps`). QEMU never gives it. For
+/// anonymous memory it only makes reclaim ignore accesses: when the kernel must swap, it takes
+/// staging first, whose pages are untouched.
 pub const STAGING_MARK: Advice = Advice::Random;
 
-/// No line of `smaps` is longer (a path has at most 4096 bytes, escapes quadruple them).
+/// The longest line of `smaps` (a path has at most 4096 bytes, escapes quadruple them).
 const MAX_LINE: u64 = 20_000;
 
 /// A process's memory, from `/proc/<pid>/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Resident private memory, copies of a pool's pages among it.
+    /// Resident private memory, including copies of a pool's pages.
     pub anonymous: Bytes,
     /// Resident shared memory: a guest on `memory-backend-memfd`, and a pool's pages.
     pub shared: Bytes,
@@ -67,15 +66,15 @@ pub struct Counters {
     pub page_tables: Bytes,
     /// Private memory that the host has swapped out.
     pub swapped: Bytes,
-    /// All that it has mapped, resident or not.
+    /// All mapped memory, resident or not.
     pub mapped: Bytes,
 }
 
 impl Counters {
-    /// Reads them. About 20 µs, whatever the size of the process.
+    /// Reads the counters, in about 20 µs at any size of the process.
     ///
     /// # Errors
-    /// When the process is gone, or is a zombie or a kernel thread: these have no memory.
+    /// When the process is gone, or has no memory because it is a zombie or a kernel thread.
     pub fn of(pid: u32) -> Result<Self, ProcError> {
         let path = PathBuf::from(format!("/proc/{pid}/status"));
         Self::parse(&path, &read(&path)?)
@@ -94,51 +93,50 @@ impl Counters {
     }
 }
 
-/// What of a QEMU process's memory is not its guest's.
+/// The part of a QEMU process's memory that is not its guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overhead {
     /// Memory outside guest RAM, of the kinds that [`Self::guest_used`] adds up.
     pub own: Bytes,
-    /// Memory inside guest RAM, for comparison; neither page tables nor a pool's pages are part of
-    /// it.
+    /// Memory inside guest RAM, for comparison, without page tables and a pool's pages.
     pub guest: Bytes,
-    /// Whether guest RAM, or a piece of it, is shared memory. If not, none of
+    /// Whether guest RAM, or a piece of it, is shared memory. If not, no part of
     /// [`Counters::shared`] is the guest's.
     pub ram_is_shared: bool,
-    /// How long measuring took.
+    /// The duration of the measurement.
     pub took: Duration,
 }
 
-/// Why the guest's share is unknown.
+/// The reason why the guest's share is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum OverheadError {
     /// `smaps` could not be read.
     #[error(transparent)]
     Proc(#[from] ProcError),
-    /// No mapping can be the guest's RAM.
+    /// No mapping qualifies as the guest's RAM.
     #[error("no memory of QEMU's process {pid} is large enough to be guest RAM of {size}")]
     NoSuchMapping {
         /// The process.
         pid: u32,
-        /// What QEMU says.
+        /// The size that QEMU reports.
         size: Bytes,
     },
 }
 
 impl Overhead {
-    /// Measures it: guest RAM is made of pieces of `ram_sizes`. Costs milliseconds, more for guests
-    /// with much memory, and waits while QEMU changes its mappings: not for a thread that others
-    /// need.
+    /// Measures the overhead, with guest RAM in pieces of `ram_sizes`. It takes milliseconds,
+    /// more for guests with much memory, and waits while QEMU changes its mappings. So a thread
+    /// that others depend on should not call it.
     ///
     /// # Errors
-    /// When the process is gone or may not be looked into, or nothing in it can be guest RAM.
+    /// When the process is gone or may not be inspected, or no mapping qualifies as guest RAM.
     pub fn measure(pid: u32, ram_sizes: &[Bytes]) -> Result<Self, OverheadError> {
         let started = Instant::now();
         split(pid, runs_of(pid)?, ram_sizes, started)
     }
 
-    /// What the guest occupies by itself when these are the counters: its RAM and the page tables,
-    /// without a pool's pages.
+    /// The guest's own memory at these counters: its RAM and the page tables, without a pool's
+    /// pages.
     #[must_use]
     pub fn guest_used(&self, counters: &Counters) -> Bytes {
         let Counters { anonymous, shared, hugetlb, page_tables, .. } = *counters;
@@ -146,37 +144,38 @@ impl Overhead {
         anonymous.plus(shared).plus(hugetlb).plus(page_tables).minus(self.own)
     }
 
-    /// How long to wait before measuring again, so that it takes less than 0.1 % of one CPU.
+    /// The pause before the next measurement, so that measuring takes less than 0.1 % of one CPU.
     #[must_use]
     pub fn rest(&self) -> Duration {
         self.took.saturating_mul(1000)
     }
 }
 
-/// What of a guest's memory is in staging.
+/// The part of a guest's memory that is in staging.
 ///
 /// # Errors
-/// When the process is gone or may not be looked into.
+/// When the process is gone or may not be inspected.
 pub fn staged(pid: u32) -> Result<Bytes, ProcError> {
     let runs = runs_of(pid)?;
     Ok(runs.iter().filter(|run| run.is_staging).map(|run| run.private).sum())
 }
 
-/// What of a process's memory the kernel can drop without I/O, for it was lazily freed
-/// (`MADV_FREE`) and not written to since. Walks its page tables: milliseconds for each GiB in
-/// small pages.
+/// The memory of a process that the kernel can drop without I/O: it was lazily freed
+/// (`MADV_FREE`) and not written since. Walks the page tables, which takes milliseconds for each
+/// GiB in small pages.
 ///
 /// # Errors
-/// When the process is gone or may not be looked into.
+/// When the process is gone or may not be inspected.
 pub fn lazily_free(pid: u32) -> Result<Bytes, ProcError> {
     let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
     required_kib_field(&path, &read(&path)?, "LazyFree:")
 }
 
-/// What kind of memory a mapping holds: guest RAM is all of one kind.
+/// The kind of memory in a mapping: guest RAM is all of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Private, without a file; writable or not. A pool's mappings too, which take its place.
+    /// Private memory without a file, writable or not. A pool's mappings count too, because they
+    /// replace it.
     Anonymous,
     /// Backed by this file.
     File(String),
@@ -190,16 +189,17 @@ struct Run {
     start: u64,
     end: u64,
     kind: Kind,
-    /// Kept from children (`MADV_DONTFORK`), as QEMU keeps guest RAM: tells it from its neighbours.
+    /// Not inherited by children (`MADV_DONTFORK`), which QEMU sets for guest RAM: a difference
+    /// to its neighbours.
     dont_fork: bool,
-    /// Whether shared pages of it count (they are memory, not the cache of a file on disk).
+    /// Whether its shared pages count: they are memory, not the cache of a file on disk.
     memory_backed: bool,
-    /// Anonymous memory and huge pages. Of a file on disk only what the process has written is its
-    /// own memory.
+    /// Anonymous memory and huge pages. For a file on disk, only pages that the process has
+    /// written are its own memory.
     private: Bytes,
-    /// Other resident memory. In a run of anonymous memory: a pool's pages.
+    /// Other resident memory. In a run of anonymous memory these are a pool's pages.
     shared: Bytes,
-    /// Where a tracker has moved pages of the guest's to.
+    /// The area into which a tracker has moved pages of the guest.
     is_staging: bool,
 }
 
@@ -208,8 +208,8 @@ impl Run {
         self.end - self.start
     }
 
-    /// Mappings that become one between two reads of `smaps` are shown again: that one overlaps
-    /// what was shown of it.
+    /// Mappings that merge between two reads of `smaps` are shown again: the merged one overlaps
+    /// the part already shown.
     fn goes_on_in(&self, next: &Self) -> bool {
         (self.start..=self.end).contains(&next.start)
             && self.kind == next.kind
@@ -217,7 +217,7 @@ impl Run {
             && self.is_staging == next.is_staging
     }
 
-    /// Takes in one line below the header. `Rss:` comes first.
+    /// Takes in one line below the header. `Rss:` comes before `Anonymous:`.
     fn add_field(&mut self, name: &str, value: &str) {
         let kib = || parse_kib(value).unwrap_or_default();
         match name {
@@ -227,7 +227,7 @@ impl Run {
                 self.shared = self.shared.minus(kib());
             }
             "Shared_Hugetlb:" | "Private_Hugetlb:" => self.private = self.private.plus(kib()),
-            // They come last.
+            // The flags come last.
             "VmFlags:" => {
                 let has = |wanted: &str| value.split_whitespace().any(|flag| flag == wanted);
                 self.dont_fork |= has("dc");
@@ -244,7 +244,7 @@ fn runs_of(pid: u32) -> Result<Vec<Run>, ProcError> {
     read_runs(&path, BufReader::with_capacity(1 << 16, file))
 }
 
-/// Reads `smaps`, one run at a time: never the whole text, which can be hundreds of megabytes.
+/// Reads `smaps`, one run at a time, because the whole text can have hundreds of megabytes.
 fn read_runs(path: &Path, mut smaps: impl BufRead) -> Result<Vec<Run>, ProcError> {
     let mut runs: Vec<Run> = Vec::new();
     let mut current: Option<Run> = None;
@@ -275,11 +275,11 @@ fn read_runs(path: &Path, mut smaps: impl BufRead) -> Result<Vec<Run>, ProcError
     }
 }
 
-/// Adds a mapping, to the last run where it continues that.
+/// Adds a mapping, to the last run if it continues that.
 fn append(runs: &mut Vec<Run>, mapping: Run) {
     match runs.last_mut() {
         Some(last) if last.goes_on_in(&mapping) => {
-            // Of one that overlaps as much is new as its length says.
+            // Only the part of an overlapping mapping that is beyond the run is new.
             let beyond = mapping.end.saturating_sub(last.end);
             let new = |bytes: Bytes| bytes.share(beyond, mapping.len());
             last.private = last.private.plus(new(mapping.private));
@@ -307,14 +307,15 @@ fn parse_header(text: &str) -> Option<Run> {
         _ if file.is_empty() || of_pool => Kind::Anonymous,
         _ => Kind::File(file),
     };
-    // The flags stand below. A pool's mapping gets guest RAM's a moment after it is made.
+    // The flags follow below. A pool's mapping gets the flags of guest RAM a moment after it is
+    // made.
     let dont_fork = of_pool;
     let (private, shared, is_staging) = (Bytes::ZERO, Bytes::ZERO, false);
     let run = Run { start, end, kind, dont_fork, memory_backed, private, shared, is_staging };
     (start < end).then_some(run)
 }
 
-/// Tells guest RAM's share from the rest.
+/// Separates guest RAM from the rest.
 fn split(
     pid: u32,
     runs: Vec<Run>,

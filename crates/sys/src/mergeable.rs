@@ -1,15 +1,15 @@
-//! Which processes of the host have memory that KSM may merge: any program can have marked some
-//! (`MADV_MERGEABLE`, `PR_SET_MEMORY_MERGE`, systemd's `MemoryKSM=`), not QEMU alone.
+//! The processes of the host with memory that KSM may merge. Any program can have marked some
+//! (`MADV_MERGEABLE`, `PR_SET_MEMORY_MERGE`, systemd's `MemoryKSM=`), not only QEMU.
 //!
-//! Since Linux 6.16 a line of `/proc/PID/ksm_stat` says it, at the price of a walk over the
-//! process's mappings. Older kernels say it only in `smaps` (`VmFlags: mg`), which counts every
-//! page on the way; that is read mapping by mapping, and no further than the first one that is
-//! marked. Whoever asks often should mind that.
+//! Since Linux 6.16 a line of `/proc/PID/ksm_stat` reports it, at the cost of a walk over the
+//! process's mappings. Older kernels report it only in `smaps` (`VmFlags: mg`), which also counts
+//! every page. That is read mapping by mapping, up to the first marked one. Frequent callers
+//! should consider the cost.
 //!
-//! A process of which the kernel does not say it is told apart, and is not to be taken for one that
-//! has none. One whose first thread has ended shows its memory through its other threads only.
-//! Leaves out memory of another pid namespace that we cannot see ([`sees_all`]), and what becomes
-//! mergeable a moment later.
+//! A process for which the kernel does not report it is listed as unknown, not as one without
+//! mergeable memory. A process whose first thread has ended shows its memory through its other
+//! threads only. Left out: memory in a pid namespace that is not visible ([`sees_all`]), and
+//! memory that becomes mergeable a moment later.
 //!
 //! Source: `fs/proc/base.c`, `proc_pid_ksm_stat`; `fs/proc/task_mmu.c`, `show_smap_vma_flags`.
 
@@ -19,21 +19,21 @@ use std::path::{Path, PathBuf};
 
 use crate::procfs::{ProcError, program_of};
 
-/// A process whose memory KSM may merge, or may for all that is known.
+/// A process whose memory KSM may merge, or for which that is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// The process id.
     pub pid: u32,
-    /// The program that it runs; its own word if its file cannot be seen.
+    /// The program that it runs; its own name if its file cannot be seen.
     pub program: String,
-    /// `None`: it has mergeable memory; else why that is not known.
+    /// `None`: it has mergeable memory; otherwise the reason why that is not known.
     pub unknown: Option<String>,
 }
 
-/// All of them, by process id.
+/// All such processes, by process id.
 ///
 /// # Errors
-/// When not every process can be seen from here.
+/// When not every process is visible.
 pub fn processes() -> io::Result<Vec<Process>> {
     if !sees_all() {
         return Err(io::Error::other("not every process of the host can be seen from here"));
@@ -55,11 +55,11 @@ pub fn processes() -> io::Result<Vec<Process>> {
     Ok(found)
 }
 
-/// The number of the first pid namespace (`PROC_PID_INIT_INO`).
+/// The name of the first pid namespace (`PROC_PID_INIT_INO`).
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Whether `/proc` shows every process of the host: we are in the first pid namespace, and nothing
-/// is hidden from us (`hidepid`), as the first process would be.
+/// Whether `/proc` shows every process of the host: this is the first pid namespace, and no
+/// process is hidden (`hidepid`); the first process would be.
 fn sees_all() -> bool {
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     namespace.as_os_str() == FIRST_NAMESPACE && Path::new("/proc/1/status").exists()
@@ -71,7 +71,7 @@ fn of_process(pid: u32) -> Result<bool, ProcError> {
     if let Some(is_mergeable) = if_any(of_task(&process))? {
         return Ok(is_mergeable);
     }
-    // A thread of the kernel; or its first thread has ended, and the others have its memory.
+    // It is a kernel thread; or its first thread has ended, and the others have its memory.
     let tasks = process.join("task");
     let failed = |error| ProcError::from_io(&tasks, error);
     for task in fs::read_dir(&tasks).map_err(failed)? {
@@ -82,7 +82,8 @@ fn of_process(pid: u32) -> Result<bool, ProcError> {
     Ok(false)
 }
 
-/// What has ended has no memory. Some kernels say of a thread without memory that it has ended.
+/// Treats an ended thread as one without memory. Some kernels report a thread without memory as
+/// ended.
 fn if_any(known: Result<Option<bool>, ProcError>) -> Result<Option<bool>, ProcError> {
     match known {
         Err(ProcError::Gone { .. }) => Ok(None),
@@ -90,7 +91,7 @@ fn if_any(known: Result<Option<bool>, ProcError>) -> Result<Option<bool>, ProcEr
     }
 }
 
-/// The same by one of its threads; `None`: that has no memory.
+/// Whether a process has mergeable memory, read through one thread; `None`: that has no memory.
 fn of_task(task: &Path) -> Result<Option<bool>, ProcError> {
     match by_stat(task)? {
         Answer::Known(is_mergeable) => Ok(is_mergeable),
@@ -98,11 +99,11 @@ fn of_task(task: &Path) -> Result<Option<bool>, ProcError> {
     }
 }
 
-/// What `ksm_stat` says.
+/// The content of `ksm_stat`.
 enum Answer {
     /// `None`: there is no memory.
     Known(Option<bool>),
-    /// This kernel does not say it there.
+    /// This kernel does not report it there.
     Unsaid,
 }
 
@@ -110,7 +111,7 @@ fn by_stat(task: &Path) -> Result<Answer, ProcError> {
     let path = task.join("ksm_stat");
     let text = match crate::procfs::read(&path) {
         Ok(text) => text,
-        // Kernels before 6.1, or without KSM; whether the process is there, `smaps` tells.
+        // A kernel before 6.1, or without KSM; `smaps` shows whether the process exists.
         Err(ProcError::Gone { .. }) => return Ok(Answer::Unsaid),
         Err(error) => return Err(error),
     };
@@ -136,15 +137,15 @@ fn by_smaps(task: &Path) -> Result<Option<bool>, ProcError> {
     marks(BufReader::new(File::open(&path).map_err(failed)?)).map_err(failed)
 }
 
-/// Whether one of the mappings in `smaps` is marked; `None`: there are no mappings. Stops at the
-/// first.
+/// Whether a mapping in `smaps` is marked; `None`: there are no mappings. Stops at the first
+/// marked one.
 fn marks(smaps: impl Read) -> io::Result<Option<bool>> {
     let mut smaps = BufReader::new(smaps);
     let mut line = Vec::new();
     let mut has_mappings = false;
     loop {
         line.clear();
-        // Names of files may be no text.
+        // Names of files may be invalid UTF-8.
         if smaps.read_until(b'\n', &mut line)? == 0 {
             return Ok(has_mappings.then_some(false));
         }
@@ -162,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// What both ways say of this process.
+    /// The answers of both files about this process.
     fn both() -> Vec<Option<bool>> {
         let task = PathBuf::from("/proc/self");
         let mut both = vec![by_smaps(&task).unwrap()];
@@ -190,7 +191,7 @@ mod tests {
             let found = processes().unwrap().into_iter().find(|process| process.pid == own);
             assert_eq!(found.unwrap().unknown, None);
         }
-        // SAFETY: nobody refers to it.
+        // SAFETY: no reference into it is left.
         unsafe { munmap(area, size) }.unwrap();
         assert!(!of_process(own).unwrap());
     }

@@ -1,4 +1,4 @@
-//! Files that are reached by no symbolic link.
+//! Opens files without following symbolic links.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,11 +7,11 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// A descriptor of the file itself, for `fstat` and paths below `/proc/self/fd`: it does not open
-/// it.
+/// A descriptor of the file itself, for `fstat` and paths below `/proc/self/fd`. The file is not
+/// opened for I/O.
 ///
 /// # Errors
-/// The kernel's; `ELOOP`: it, or a directory on the way, is a symbolic link.
+/// The kernel's; `ELOOP`: the file, or a directory on the way, is a symbolic link.
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
@@ -24,7 +24,7 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
     if kind == FileType::Symlink { Err(Errno::LOOP.into()) } else { Ok(file) }
 }
 
-/// Whether a socket lies at this path.
+/// Whether there is a socket at this path.
 #[must_use]
 pub fn is_socket(path: &Path) -> bool {
     let kind = open(path).and_then(|file| Ok(rustix::fs::fstat(&file)?.st_mode));

@@ -1,13 +1,13 @@
-//! Another process's memory, from outside: paged out by `process_madvise`, brought back by
-//! `process_vm_readv`, looked at in its `pagemap`. Nothing is registered with the kernel: nothing
-//! has to be undone.
+//! Another process's memory, handled from outside: paged out by `process_madvise`, brought back
+//! by `process_vm_readv`, inspected through its `pagemap`. Nothing is registered with the kernel,
+//! so nothing must be undone.
 //!
-//! A page that is paged out comes back by itself when the process touches it: the kernel reads it
-//! from swap on the toucher's own thread. To bring it back before ([`Outside::bring_back`]) it is
-//! read from outside.
+//! A paged-out page comes back when the process touches it: the kernel reads it from swap on the
+//! thread that touches it. [`Outside::bring_back`] brings it back earlier, by a read from
+//! outside.
 //!
-//! Up to Linux 6.8 the kernel keeps a page that the process, or KVM for it, has touched since it
-//! was last asked, and forgets that it was touched: asked again, it pages the page out
+//! Up to Linux 6.8 the kernel keeps a page that the process, or KVM for it, has touched since the
+//! last request, and clears its accessed bit. The next request pages the page out
 //! ([`KernelVersion::has_second_chance`](crate::kernel_version::KernelVersion::has_second_chance)).
 //!
 //! Needs `CAP_SYS_PTRACE`, and `CAP_SYS_NICE` to page out (Linux 5.10).
@@ -31,9 +31,9 @@ use crate::remote_memory::RemoteMemory;
 use crate::swap::Swap;
 use crate::userfaultfd::Range;
 
-/// A page, as lengths are given.
+/// The size of a page, as `usize`.
 const PAGE: usize = 4096;
-/// Ranges that one call takes (`UIO_MAXIOV`).
+/// The most ranges in one call (`UIO_MAXIOV`).
 const MOST_RANGES: usize = 1024;
 /// By `linux/mman.h`, since Linux 6.1.
 const MADV_COLLAPSE: libc::c_int = 25;
@@ -42,31 +42,32 @@ const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
 const EXCLUSIVE: u64 = 1 << 56;
-/// Lines of `smaps` that are read, two dozen for each mapping, and bytes of each.
+/// The most lines of `smaps` that are read, two dozen for each mapping, and the most bytes of
+/// each.
 const MOST_LINES: usize = 2_000_000;
 const LONGEST_LINE: u64 = 20_000;
-/// Descriptors that are looked at.
+/// The most descriptors that are checked.
 const MOST_DESCRIPTORS: usize = 16_384;
-/// QEMU may have joined this much memory to guest RAM.
+/// The most memory that may be joined to guest RAM in one mapping of QEMU.
 const MOST_BESIDE: u64 = 64 << 20;
-/// Guest RAM begins at a multiple of this: QEMU has it so that huge pages fit.
+/// Guest RAM begins at a multiple of this: QEMU aligns it for huge pages.
 const ALIGNED: u64 = 2 << 20;
 
-/// Where a page is.
+/// The location of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Nowhere: it was never touched, or was given up.
+    /// It does not exist: it was never touched, or was given up.
     Nowhere,
-    /// In memory, and this process's alone.
+    /// In memory, and only in this process.
     Here,
-    /// In memory, and others have it too: it cannot be paged out for one of them.
+    /// In memory, and shared with other processes: it cannot be paged out for one of them.
     Shared,
     /// In swap.
     Out,
 }
 
 impl Place {
-    /// By an entry of `pagemap`.
+    /// Decodes an entry of `pagemap`.
     const fn of(entry: u64) -> Self {
         match entry {
             _ if entry & SWAPPED != 0 => Self::Out,
@@ -77,7 +78,7 @@ impl Place {
     }
 }
 
-/// A process whose memory is looked at and paged out.
+/// A process whose memory is inspected and paged out.
 #[derive(Debug)]
 pub struct Outside {
     pidfd: OwnedFd,
@@ -86,19 +87,19 @@ pub struct Outside {
 }
 
 impl Outside {
-    /// Of this very process.
+    /// Opens this process; one that has reused its pid is refused.
     ///
     /// # Errors
-    /// It has ended, or may not be looked into.
+    /// The process has ended, or may not be inspected.
     pub fn of(process: Identity) -> io::Result<Self> {
         let pidfd = open_pidfd(process.pid)?;
         let pagemap = File::open(format!("/proc/{}/pagemap", process.pid))?;
         let memory = RemoteMemory::of(process.pid).map_err(io::Error::other)?;
-        // All were opened by its number.
+        // All three were opened by pid, so the process must still be the same.
         process.still(Self { pidfd, pagemap, memory })
     }
 
-    /// Where the page at `address` is.
+    /// The location of the page at `address`.
     ///
     /// # Errors
     /// The process has ended.
@@ -108,7 +109,7 @@ impl Outside {
         Ok(Place::of(u64::from_le_bytes(entry)))
     }
 
-    /// Where each page of this range is: 8 bytes and some 50 ns a page.
+    /// The location of each page of this range: 8 bytes and some 50 ns a page.
     ///
     /// # Errors
     /// As for [`Self::place`].
@@ -120,9 +121,9 @@ impl Outside {
         Ok(entries.map(|entry| Place::of(u64::from_le_bytes(entry))).collect())
     }
 
-    /// Asks the kernel to page out what is in these ranges. It leaves pages that are shared, pinned
-    /// or busy; [`Self::place`] says which. Each call holds the process's map of its memory for as
-    /// long as the kernel pages: small ranges, one call each, let others in between.
+    /// Asks the kernel to page out these ranges. It leaves pages that are shared, pinned or busy;
+    /// [`Self::place`] tells which. Each call holds the process's mmap lock while the kernel
+    /// pages out. Small ranges, one call each, let other threads take it in between.
     ///
     /// # Errors
     /// `ESRCH`: the process has ended. `EPERM`: not permitted. `ENOSYS`: before Linux 5.10.
@@ -130,24 +131,24 @@ impl Outside {
         self.advise(ranges, libc::MADV_PAGEOUT)
     }
 
-    /// Brings back the swapped pages of these ranges: the first word of each page is read, so the
-    /// kernel reads the page and maps it, as at a touch of the process. A page that cannot be read
-    /// stays in swap. (`MADV_WILLNEED` takes as long, and leaves it in the swap cache, still to be
-    /// touched.)
+    /// Brings back the swapped pages of these ranges. The first word of each page is read, so the
+    /// kernel reads the page and maps it, as at a touch by the process. An unreadable page stays
+    /// where it is. (`MADV_WILLNEED` takes as long, and leaves the page in the swap cache, to be
+    /// mapped at a touch.)
     pub fn bring_back(&self, ranges: &[Range]) {
         for range in ranges {
             let mut pages: Vec<u64> =
                 (0..range.len / PAGE_BYTES).map(|page| range.start + page * PAGE_BYTES).collect();
             while !pages.is_empty() {
                 let read = self.memory.read_words(&pages).len();
-                // One that cannot be read is passed over.
+                // An unreadable page is skipped.
                 pages.drain(..pages.len().min(read + 1));
             }
         }
     }
 
-    /// Has the kernel make huge pages of these ranges, each of which is one; it reads from swap
-    /// what of them is there.
+    /// Makes the kernel collapse these ranges, each of the size of a huge page, into huge pages.
+    /// It reads their swapped pages from swap.
     ///
     /// # Errors
     /// As for [`Self::page_out`]; `EINVAL`: before Linux 6.1, or without huge pages; `EAGAIN`,
@@ -159,8 +160,8 @@ impl Outside {
     fn advise(&self, ranges: &[Range], advice: libc::c_int) -> Result<(), Errno> {
         for some in ranges.chunks(MOST_RANGES) {
             let ranges: Vec<libc::iovec> = some.iter().map(vector).collect();
-            // SAFETY: the ranges are of another process, and by these advices no byte of it
-            // changes; the array is as long as is said.
+            // SAFETY: the ranges belong to another process, and these advices change no byte of
+            // it; the array has the given length.
             let done = unsafe {
                 libc::syscall(
                     libc::SYS_process_madvise,
@@ -191,20 +192,20 @@ pub const fn page_at(address: u64) -> Range {
     Range { start: address, len: PAGE_BYTES }
 }
 
-/// A piece of private memory of a process that may be a guest's RAM.
+/// A piece of a process's private memory that may be guest RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where.
+    /// Its addresses.
     pub range: Range,
-    /// In memory.
+    /// Its memory that is resident.
     pub resident: Bytes,
-    /// Of that, in huge pages.
+    /// The part of that in huge pages.
     pub huge: Bytes,
-    /// Pages of it are locked in memory.
+    /// Whether pages of it are locked in memory.
     pub is_locked: bool,
 }
 
-/// Where the pieces are that [`guest_ram`] finds, without looking at what is in them. Reads `maps`:
+/// The ranges of the pieces that [`guest_ram`] finds, without counting their pages. Reads `maps`:
 /// some microseconds.
 ///
 /// # Errors
@@ -214,11 +215,11 @@ pub fn guest_ranges(pid: u32, ram: Bytes) -> Result<Vec<Range>, ProcError> {
     Ok(pieces.iter().map(|piece| piece.range).collect())
 }
 
-/// All private memory of a process that can be read and be in swap: its heap and stacks, and the
-/// data of its libraries that it has written.
+/// All private memory of a process that can be read and swapped: its heap and stacks, and the
+/// written data of its libraries.
 ///
 /// # Errors
-/// The process has ended, or may not be looked into.
+/// The process has ended, or may not be inspected.
 pub fn anonymous(pid: u32) -> Result<Vec<Range>, ProcError> {
     let private = |line: String| {
         let mut words = line.split_whitespace();
@@ -229,15 +230,15 @@ pub fn anonymous(pid: u32) -> Result<Vec<Range>, ProcError> {
     Ok(lines_of(pid, "maps")?.filter_map(private).collect())
 }
 
-/// All pieces of a process's private memory that may be a guest's RAM.
+/// All pieces of a process's private memory that may be guest RAM.
 ///
 /// # Errors
-/// The process has ended, or may not be looked into.
+/// The process has ended, or may not be inspected.
 pub fn private_pieces(pid: u32) -> Result<Vec<Piece>, ProcError> {
     Ok(pieces_in(lines_of(pid, "smaps")?))
 }
 
-/// The lines of a file about a process, as long as they are and there are; at most [`MOST_LINES`].
+/// The lines of a file about a process, at most [`MOST_LINES`].
 fn lines_of(pid: u32, name: &str) -> Result<impl Iterator<Item = String>, ProcError> {
     let path = PathBuf::from(format!("/proc/{pid}/{name}"));
     let file = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
@@ -251,20 +252,20 @@ fn lines_of(pid: u32, name: &str) -> Result<impl Iterator<Item = String>, ProcEr
     Ok(lines.take(MOST_LINES))
 }
 
-/// The largest pieces of a process's private memory, which together are at least `ram`: QEMU maps
-/// each piece of a guest's RAM for itself, between guards. `None`: there are none; the guest's RAM
-/// is shared with other processes, or in huge pages of hugetlbfs.
+/// The largest pieces of a process's private memory that together are at least `ram`: QEMU maps
+/// each piece of a guest's RAM separately, between guards. `None`: there are none. Then the
+/// guest's RAM is shared with other processes, or in huge pages of hugetlbfs.
 ///
 /// Reads `smaps`: milliseconds for each GiB in small pages.
 ///
 /// # Errors
-/// The process has ended, or may not be looked into.
+/// The process has ended, or may not be inspected.
 pub fn guest_ram(pid: u32, ram: Bytes) -> Result<Option<Vec<Piece>>, ProcError> {
     Ok(best_fit(private_pieces(pid)?, ram))
 }
 
-/// The smallest piece that has all of the RAM and little more, or else the largest ones that have
-/// it together: any program can reserve more than a host has.
+/// The smallest piece that holds all of the RAM and little more, or else the largest ones that
+/// hold it together. Any program can reserve more than a host has, so larger pieces are ignored.
 fn best_fit(mut pieces: Vec<Piece>, ram: Bytes) -> Option<Vec<Piece>> {
     let most = ram.0.saturating_add(ram.0 / 8).saturating_add(MOST_BESIDE);
     let fits = |piece: &&Piece| (ram.0..=most).contains(&piece.range.len);
@@ -296,7 +297,7 @@ fn pieces_in(lines: impl Iterator<Item = String>) -> Vec<Piece> {
             is_in_one = found.is_some();
             let Some(range) = found else { continue };
             match pieces.last_mut() {
-                // The kernel keeps what was advised differently apart.
+                // The kernel splits a mapping where the advice differs.
                 Some(last) if last.range.start + last.range.len == range.start => {
                     last.range.len += range.len;
                 }
@@ -323,7 +324,7 @@ fn pieces_in(lines: impl Iterator<Item = String>) -> Vec<Piece> {
             }
         }
     }
-    // The kernel joins neighbours that are alike to one mapping: guest RAM begins inside it.
+    // The kernel merges similar neighbours into one mapping, so guest RAM may begin inside it.
     for Piece { range, .. } in &mut pieces {
         let start = range.start.next_multiple_of(ALIGNED);
         range.len = range.len.saturating_sub(start - range.start);
@@ -333,8 +334,8 @@ fn pieces_in(lines: impl Iterator<Item = String>) -> Vec<Piece> {
     pieces
 }
 
-/// The range of a mapping, if the line is the first one about it; `None` inside: it cannot be guest
-/// RAM.
+/// The range of a mapping, if this is the first line about it. The inner `None`: it cannot be
+/// guest RAM.
 fn heading(line: &str) -> Option<Option<Range>> {
     let mut words = line.split_whitespace();
     let range = range_in(words.next()?)?;
@@ -351,14 +352,15 @@ fn range_in(text: &str) -> Option<Range> {
     Some(Range { start, len: hex(end)?.saturating_sub(start) })
 }
 
-/// With less of it free the host's swap is full.
+/// With less free swap than this, the host's swap counts as full.
 pub const LEAST_SWAP: Bytes = Bytes::mib(64);
 
-/// How long a touch takes of what is paged out, in nanoseconds, if memory of VMs can be paged out
-/// on this host.
+/// The time of a touch of a paged-out page, in nanoseconds, if memory of VMs can be paged out on
+/// this host.
 ///
 /// # Errors
-/// It cannot: there is no swap in compressed memory, it is full, or the kernel loses writes there.
+/// It cannot: there is no swap in compressed memory, the swap is full, or the kernel loses writes
+/// there.
 pub fn refault_ns_of_host() -> Result<u64, String> {
     let swap = Swap::read().map_err(|error| error.to_string())?;
     if swap.devices.is_empty() {
@@ -384,20 +386,20 @@ pub fn refault_ns_of_host() -> Result<u64, String> {
     own_refault_ns().map_err(|error| error.to_string())
 }
 
-/// Whether what is swapped out is kept in compressed memory before it goes to a disk.
+/// Whether swapped memory is kept compressed in memory before it goes to a disk.
 fn is_zswap_on() -> bool {
     let on = std::fs::read_to_string("/sys/module/zswap/parameters/enabled");
     on.is_ok_and(|text| text.trim() == "Y")
 }
 
-/// Pages that a touch is measured with.
+/// The number of pages in a measurement.
 const MEASURED: usize = 9;
 
-/// How long a touch of a page takes that is in swap, in nanoseconds: the median of some of this
-/// process's own. One that was preempted says nothing.
+/// The time of a touch of a swapped page, in nanoseconds: the median over some pages of this
+/// process. So a preempted touch does not matter.
 ///
 /// # Errors
-/// There is no swap that takes any, or the kernel's.
+/// No swap takes a page, or the kernel's.
 pub fn own_refault_ns() -> io::Result<u64> {
     let flags = ProtFlags::READ | ProtFlags::WRITE;
     let len = MEASURED * PAGE;
@@ -411,11 +413,11 @@ pub fn own_refault_ns() -> io::Result<u64> {
     all.get(all.len() / 2).copied().ok_or_else(|| io::Error::other("no swap takes a page"))
 }
 
-/// How long each touch took of those pages of this memory that could be paged out.
+/// The time of each touch of those pages of this memory that could be paged out.
 fn touch_paged_out(at: *mut u8, len: usize) -> io::Result<Vec<u64>> {
     let own = Identity::own().ok_or(io::ErrorKind::NotFound)?;
     let pagemap = Outside::of(own)?;
-    // A page of its own content each: one that is the same as another needs no swap.
+    // Each page has its own content: the swap may store equal pages only once.
     let pages: Vec<*mut u8> =
         (0..len).step_by(PAGE).map(|offset| at.wrapping_add(offset)).collect();
     for (number, page) in (1..).zip(&pages) {

@@ -1,7 +1,7 @@
-//! A process's page tables, to look at: which pages are there, and of what kind.
+//! Reads a process's page tables: which pages exist, and of which kind.
 //!
-//! `PAGEMAP_SCAN` (Linux 6.7) walks a range under the kernel's lock and answers in runs: half a
-//! microsecond for a few dozen pages. Nothing here changes anything.
+//! `PAGEMAP_SCAN` (Linux 6.7) walks a range under the kernel's lock and returns runs: half a
+//! microsecond for a few dozen pages. Nothing here changes the pages.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,10 +38,10 @@ struct ScanArg {
     return_mask: u64,
 }
 
-/// Pages that a process has to itself, in memory, side by side.
+/// Consecutive pages in memory that only this process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Private {
-    /// Where.
+    /// Their addresses.
     pub range: Range,
     /// Whether they are parts of huge pages.
     pub huge: bool,
@@ -52,10 +52,10 @@ pub struct Private {
 pub struct PageSet([u64; Self::MOST / 64]);
 
 impl PageSet {
-    /// A huge page has so many pages.
+    /// The pages of a huge page.
     pub const MOST: usize = 512;
 
-    /// Adds the pages of `part`, which lies in `whole`.
+    /// Adds the pages of `part`, which is inside `whole`.
     pub fn add(&mut self, whole: Range, part: Range) {
         let mut page = (part.start.saturating_sub(whole.start) / PAGE_BYTES) as usize;
         let end = (page + (part.len / PAGE_BYTES) as usize).min(Self::MOST);
@@ -66,32 +66,32 @@ impl PageSet {
         }
     }
 
-    /// Whether a page is in it.
+    /// Whether a page is in the set.
     #[must_use]
     pub fn has(&self, page: usize) -> bool {
         self.0.get(page / 64).is_some_and(|word| word & (1 << (page % 64)) != 0)
     }
 
-    /// How many pages are in it.
+    /// The number of pages in the set.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// The first page that is in it.
+    /// The first page in the set.
     #[must_use]
     pub fn first(&self) -> Option<usize> {
         let word = self.0.iter().position(|&word| word != 0)?;
         Some(word * 64 + self.0[word].trailing_zeros() as usize)
     }
 
-    /// Whether no page is in it.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|&word| word == 0)
     }
 
-    /// The parts of `whole`, whose pages these are, each as long as can be.
+    /// The parts of `whole` whose pages are in the set, each of maximal length.
     pub fn parts(&self, whole: Range) -> impl Iterator<Item = Range> {
         let mut page = 0;
         std::iter::from_fn(move || {
@@ -102,22 +102,22 @@ impl PageSet {
         })
     }
 
-    /// Whether a page is in both.
+    /// Whether the sets have a common page.
     #[must_use]
     pub fn meets(&self, other: &Self) -> bool {
         self.0.iter().zip(other.0).any(|(one, other)| one & other != 0)
     }
 }
 
-/// A process's page tables, to look at.
+/// A process's page tables, read-only.
 #[derive(Debug)]
 pub struct Pagemap(File);
 
 impl Pagemap {
-    /// Opens that of this process.
+    /// Opens the page tables of this process.
     ///
     /// # Errors
-    /// When `/proc` is not there.
+    /// When `/proc` is not mounted.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn open() -> std::io::Result<Self> {
         let open = || {
@@ -127,17 +127,16 @@ impl Pagemap {
         Ok(Self(faults::call(Call::OpenProc, NOWHERE, open)?))
     }
 
-    /// Opens another process's, which may be looked into by whoever may trace it.
+    /// Opens those of another process; the caller needs the right to trace it.
     ///
     /// # Errors
-    /// When it is gone, or not permitted.
+    /// When the process is gone, or this is not permitted.
     pub fn of(pid: u32) -> std::io::Result<Self> {
         File::open(format!("/proc/{pid}/pagemap")).map(Self)
     }
 
-    /// The pages of `range` that are in memory and that the process has to itself, in ascending
-    /// order: not holes, not the page of zeros, not what is mapped from a file, not what is swapped
-    /// out.
+    /// The pages of `range` that are in memory and belong to this process only, in ascending
+    /// order: no holes, no page of zeros, no file mappings, no swapped pages.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -146,7 +145,7 @@ impl Pagemap {
         self.present(range, PAGE_IS_FILE | PAGE_IS_PFNZERO)
     }
 
-    /// The same with the page of zeros: what can be read without changing anything.
+    /// The same including the page of zeros: pages that can be read without changing anything.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -155,7 +154,7 @@ impl Pagemap {
         self.present(range, PAGE_IS_FILE)
     }
 
-    /// The pages of `range` that are in memory and shared with a file: not holes, not private
+    /// The pages of `range` that are in memory and shared with a file: no holes, no private
     /// copies.
     ///
     /// # Errors
@@ -167,7 +166,7 @@ impl Pagemap {
         Ok(pages)
     }
 
-    /// Those of them that are side by side around `address`. Does not allocate.
+    /// The run of such pages around `address`. Does not allocate.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -207,7 +206,7 @@ impl Pagemap {
         Ok(pages)
     }
 
-    /// How many pages of `range` have content, in memory or swapped out.
+    /// The number of pages of `range` with content, in memory or swapped out.
     ///
     /// # Errors
     /// The kernel's; `ENOTTY` before Linux 6.7.
@@ -216,7 +215,7 @@ impl Pagemap {
         self.count(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
     }
 
-    /// Where the first page of `range` with content is, in memory or swapped out. Does not
+    /// The address of the first page of `range` with content, in memory or swapped out. Does not
     /// allocate.
     ///
     /// # Errors
@@ -245,8 +244,8 @@ impl Pagemap {
         Ok(None)
     }
 
-    /// Which pages of `range`, at most [`PageSet::MOST`] of them, have content, in memory or
-    /// swapped out. Does not allocate.
+    /// The pages of `range`, at most [`PageSet::MOST`], that have content, in memory or swapped
+    /// out. Does not allocate.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -255,8 +254,7 @@ impl Pagemap {
         self.set(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
     }
 
-    /// Which pages of `range`, at most [`PageSet::MOST`] of them, are swapped out. Does not
-    /// allocate.
+    /// The pages of `range`, at most [`PageSet::MOST`], that are swapped out. Does not allocate.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -273,7 +271,7 @@ impl Pagemap {
         Ok(set)
     }
 
-    /// How many pages of `range` are parts of huge pages.
+    /// The number of pages of `range` that are parts of huge pages.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -294,7 +292,7 @@ impl Pagemap {
         Ok(pages)
     }
 
-    /// Hands over every run of pages of `range` that fits `wanted`.
+    /// Passes every run of pages of `range` that matches `wanted` to `hand_over`.
     #[cfg_attr(feature = "faults", track_caller)]
     fn scan(
         &self,
@@ -319,14 +317,14 @@ impl Pagemap {
 }
 
 impl Pagemap {
-    /// Fills in what fits `arg`; answers how many entries it filled in.
+    /// Fills `found` with the runs that match `arg`; returns the number of entries.
     #[cfg_attr(feature = "faults", track_caller)]
     fn ask(&self, arg: &mut ScanArg, found: &mut [Found]) -> Result<usize, Errno> {
         arg.size = size_of::<ScanArg>() as u64;
         arg.vec = found.as_mut_ptr().addr() as u64;
         arg.vec_len = found.len() as u64;
         let part = Range { start: arg.start, len: arg.end - arg.start };
-        // SAFETY: the structure is the one of this request, and `found` has the length it says.
+        // SAFETY: the structure is the one of this request, and `found` has the length in it.
         let ask = || unsafe { ioctl(&self.0, ScanRequest(arg)) };
         Ok(faults::call(Call::Scan, part, ask)?.min(found.len()))
     }
@@ -357,10 +355,10 @@ impl Found {
     }
 }
 
-/// [`SCAN`]: answers how many entries it filled in.
+/// [`SCAN`]; returns the number of entries that the kernel filled in.
 struct ScanRequest<'a>(&'a mut ScanArg);
 
-// SAFETY: the kernel reads and writes a `ScanArg`; what its `vec` points to is the maker's care.
+// SAFETY: the kernel reads and writes a `ScanArg`; the maker ensures that its `vec` is valid.
 unsafe impl rustix::ioctl::Ioctl for ScanRequest<'_> {
     type Output = usize;
     const IS_MUTATING: bool = true;

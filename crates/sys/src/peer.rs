@@ -1,14 +1,14 @@
-//! The process at the other end of a unix socket.
+//! The process at the other end of a Unix socket.
 //!
-//! **Problem.** `SO_PEERCRED` gives a number: of the process that connected, or that called
-//! `listen()`. The socket outlives that process wherever another one has it, too, and the number
-//! then comes to another process, which never had anything to do with it.
+//! **Problem.** `SO_PEERCRED` gives a pid: that of the process that connected or called
+//! `listen()`. If another process has the socket too, the socket outlives that process. The
+//! kernel may then reuse the pid for an unrelated process.
 //!
-//! **Idea.** The kernel has a name for that very process (`SO_PEERPIDFD`, since Linux 6.5): one
-//! that has ended is refused, and a number is believed only while its process is held.
+//! **Idea.** The kernel can return a pidfd for that process (`SO_PEERPIDFD`, since Linux 6.5). A
+//! process that has ended is refused, and a pid is trusted only while the pidfd is held.
 //!
-//! **Limits.** An older kernel knows the number alone. There the number's process is taken; the
-//! caller may compare its start with the age of the socket ([`Peer::is_exact`]).
+//! **Limits.** An older kernel returns only the pid. Then the process that has it now is taken;
+//! the caller may compare its start with the age of the socket ([`Peer::is_exact`]).
 
 use std::fmt;
 use std::io;
@@ -26,16 +26,16 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// A process that listens or has connected, held by its pidfd.
 #[derive(Debug)]
 pub struct Peer {
-    /// Pid and start time.
+    /// The pid and start time.
     pub process: Identity,
-    /// Its effective user at that time.
+    /// The effective user when it connected or listened.
     pub uid: u32,
-    /// Whether the kernel has named the process itself, and not only its number.
+    /// Whether the kernel has identified the process itself, and not only its pid.
     pub is_exact: bool,
     pidfd: OwnedFd,
 }
 
-/// Why it is not known who a peer is.
+/// The reason why a peer is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
     /// The socket has outlived its process.
@@ -43,12 +43,12 @@ pub enum PeerError {
         "process {pid}, to which this socket belongs, has ended: another process keeps it open"
     )]
     Ended {
-        /// The number that it had.
+        /// The pid that it had.
         pid: u32,
         /// Its user.
         uid: u32,
     },
-    /// It lives in a PID namespace that this process does not see, or `/proc` hides it.
+    /// It is in a PID namespace that is not visible to this process, or `/proc` hides it.
     #[error(
         "the process at the other end is not visible from here (another PID namespace, or /proc is \
          mounted with hidepid?)"
@@ -57,13 +57,13 @@ pub enum PeerError {
         /// Its user.
         uid: u32,
     },
-    /// The kernel's.
+    /// Another error of the kernel.
     #[error("the process at the other end cannot be told: {0}")]
     System(#[from] io::Error),
 }
 
 impl PeerError {
-    /// The user of the process, where the kernel says it.
+    /// The user of the process, if the kernel reports it.
     #[must_use]
     pub fn uid(&self) -> Option<u32> {
         match self {
@@ -77,7 +77,7 @@ impl Peer {
     /// The process at the other end of `socket`.
     ///
     /// # Errors
-    /// When it has ended, or cannot be seen from here.
+    /// When it has ended, or is not visible.
     pub fn of(socket: impl AsFd) -> Result<Self, PeerError> {
         let credentials = credentials(&socket)?;
         let (pid, uid) = (credentials.pid.cast_unsigned(), credentials.uid);
@@ -96,16 +96,17 @@ impl Peer {
             Err(error) => return Err(io::Error::from(error).into()),
         };
         let process = Identity::of(pid);
-        // The number is the process's as long as that lives: looked at after the start time.
+        // The pid belongs to the process as long as that lives, so this is checked after the
+        // start time is read.
         if process::has_ended(&pidfd) {
             return Err(ended());
         }
-        // One that lives and has no entry in /proc is hidden (`hidepid`).
+        // A live process without an entry in /proc is hidden (`hidepid`).
         let process = process.ok_or(PeerError::Unseen { uid })?;
         Ok(Self { process, uid, is_exact, pidfd })
     }
 
-    /// Whether it has not ended. As long as that is so its pid is its own.
+    /// Whether it has not ended. While it lives, no other process gets its pid.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         !process::has_ended(&self.pidfd)
@@ -115,10 +116,10 @@ impl Peer {
 /// Whether this process has a socket that listens at `path`, by the kernel's table of sockets.
 #[must_use]
 pub fn holds_listener(pid: u32, path: &Path) -> bool {
-    /// By `linux/net.h`, as the table writes it.
+    /// From `linux/net.h`, in the form of the table.
     const ACCEPTS_CONNECTIONS: &[u8] = b"00010000";
     let table = std::fs::read("/proc/net/unix").unwrap_or_default();
-    // Num RefCount Protocol Flags Type St Inode Path; a path may have blanks.
+    // Num RefCount Protocol Flags Type St Inode Path; a path may contain spaces.
     let inode_of = |line: &[u8]| {
         let mut fields = line.splitn(8, |byte| *byte == b' ').collect::<Vec<_>>().into_iter();
         let flags = fields.nth(3)?;
@@ -142,7 +143,7 @@ impl fmt::Display for Peer {
 
 pub(crate) fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    // Not rustix: a peer in another PID namespace has pid 0, which its `Pid` cannot hold.
+    // Not through rustix: a peer in another PID namespace has pid 0, which its `Pid` cannot hold.
     option(socket, libc::SO_PEERCRED, &mut peer)?;
     Ok(peer)
 }

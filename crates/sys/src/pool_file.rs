@@ -1,17 +1,18 @@
 //! The memory that holds a group's shared pages.
 //!
-//! **Problem.** Each guest that shares a page maps it; none of them, nor anybody else, may change
-//! it, for it is in other guests as well. **Idea.** A memfd of a fixed size, of which only slots in
-//! use take memory. Its owner writes through the descriptor; everybody else gets one that was
-//! opened for reading, which maps privately: what a guest writes is its own copy.
+//! **Problem.** Each guest that shares a page maps it. No process may change it, because other
+//! guests have it as well. **Idea.** A memfd of a fixed size, in which only slots in use take
+//! memory. The owner writes through its descriptor. All other processes get one that was opened
+//! for reading, which maps privately: a guest's write makes a copy of its own.
 //!
-//! **Invariants.** A memfd begins with mode 0777, so that who holds it for reading could open it
-//! anew for writing: it is closed to all but its owner first. It is sealed against another size:
-//! shrinking would destroy the copies of those that have written. A slot is emptied by punching a
-//! hole, which does not. Who owns it holds a lock on it, so that two workers never believe to have
-//! the same one; since sharers can lock it as well, a lock counts only while somebody can write.
-//!
-//! **Left out**: a process of the same user (root) can write to it. QEMU should run as another.
+//! **Invariants.** A memfd has mode 0777 at first, so a process with a read-only descriptor could
+//! reopen it for writing. Therefore its mode is first restricted to the owner. It is sealed
+//! against a change of size, because shrinking would destroy the copies of guests that have
+//! written. A slot is emptied by punching a hole, which keeps the copies. The owner holds a lock
+//! on it, so two workers never both believe to own it. Sharers can lock it as well, so a lock
+//! counts only while another process can write.
+//! **Left out**: a process of the same user (root) can write to it. QEMU should run as another
+//! user.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,23 +28,22 @@ use crate::pool_maps::{self, FileId, Mapping};
 use crate::shared_memory::{self, SharedMemoryError};
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// What the name of every pool begins with. By it `/proc/<pid>/smaps` tells their pages from
-/// others.
+/// The prefix of every pool's name. It identifies their pages in `/proc/<pid>/smaps`.
 pub const NAME_PREFIX: &str = "overbook-pool";
 
 /// One page of content.
 pub type Page = [u8; PAGE_LEN];
 
-/// Why a pool that is mapped somewhere cannot be taken over.
+/// The reason why a mapped pool cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
-    /// Somebody has it.
+    /// Another worker has it.
     #[error("the pool belongs to another worker, which still runs")]
     InUse,
-    /// It is none of ours.
+    /// It is not a pool of ours.
     #[error("what is mapped there is no pool of ours: {0}")]
     Foreign(&'static str),
-    /// The kernel's.
+    /// Another error of the kernel.
     #[error("the pool cannot be opened: {0}")]
     System(#[from] Errno),
 }
@@ -56,7 +56,7 @@ pub struct PoolFile {
 }
 
 impl PoolFile {
-    /// Makes an empty one with room for so many slots.
+    /// Makes an empty pool with room for `slots` slots.
     ///
     /// # Errors
     /// The kernel's.
@@ -70,13 +70,13 @@ impl PoolFile {
         Ok(Self { file: File::from(fd), slots })
     }
 
-    /// Takes over one that is mapped in process `pid`: its owner has ended. Through a descriptor of
-    /// the process's, which who may trace it can do; where it has none, through the mapping, which
-    /// takes `CAP_CHECKPOINT_RESTORE`.
+    /// Takes over a pool that is mapped in process `pid` and whose owner has ended. It is opened
+    /// through a descriptor of the process, which takes the right to trace it; if there is none,
+    /// through the mapping, which takes `CAP_CHECKPOINT_RESTORE`.
     ///
     /// # Errors
-    /// [`AdoptError::InUse`]: not yet. [`AdoptError::Foreign`]: another user's, one that others can
-    /// write to, or of another size.
+    /// [`AdoptError::InUse`]: the owner still runs. [`AdoptError::Foreign`]: it belongs to
+    /// another user, other processes can write to it, or its size differs.
     pub fn adopt(pid: u32, mapping: &Mapping, slots: u32) -> Result<Self, AdoptError> {
         let Range { start, len } = mapping.range;
         let mapped = || format!("/proc/{pid}/map_files/{start:x}-{:x}", start + len).into();
@@ -97,7 +97,7 @@ impl PoolFile {
         }
         match rustix::fs::flock(&pool.file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(pool),
-            // A lock that a sharer holds, who can only read, is none of an owner's.
+            // A lock of a sharer, which can only read, is not an owner's.
             Err(Errno::WOULDBLOCK)
                 if !pool_maps::has_other_writer(mapping.file, pool.file.as_fd()) =>
             {
@@ -108,7 +108,7 @@ impl PoolFile {
         }
     }
 
-    /// Which file it is.
+    /// The identity of the file.
     ///
     /// # Errors
     /// The kernel's.
@@ -116,7 +116,7 @@ impl PoolFile {
         Ok(FileId::of(&rustix::fs::fstat(&self.file)?))
     }
 
-    /// The slots that take memory, in ascending order.
+    /// The slots that use memory, in ascending order.
     ///
     /// # Errors
     /// The kernel's.
@@ -135,7 +135,7 @@ impl PoolFile {
         }
     }
 
-    /// The same file for those who share its pages: it can be mapped, and not written.
+    /// The same file for processes that share its pages: it can be mapped, but not written.
     ///
     /// # Errors
     /// The kernel's; `ENOENT` without `/proc`.
@@ -144,16 +144,16 @@ impl PoolFile {
         rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Puts a page into a slot.
+    /// Writes a page into a slot.
     ///
     /// # Errors
-    /// The kernel's: there is no memory; `EINVAL`: no such slot.
+    /// The kernel's: there is no memory; `EINVAL`: there is no such slot.
     pub fn write(&self, slot: u32, page: &Page) -> Result<(), Errno> {
         let at = self.place(slot)?;
         self.file.write_all_at(page, at).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
-    /// What a slot holds: zeros, when it is empty.
+    /// Reads the content of a slot: zeros if it is empty.
     ///
     /// # Errors
     /// As for [`Self::write`].
@@ -162,7 +162,7 @@ impl PoolFile {
         self.file.read_exact_at(page, at).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
-    /// Gives a slot's memory back. Nobody maps it any more.
+    /// Frees a slot's memory. No process may map it any more.
     ///
     /// # Errors
     /// As for [`Self::write`].
@@ -171,12 +171,12 @@ impl PoolFile {
         rustix::fs::fallocate(&self.file, flags, self.place(slot)?, PAGE_BYTES)
     }
 
-    /// Memory that it takes.
+    /// The memory that it uses.
     ///
     /// # Errors
     /// The kernel's.
     pub fn bytes(&self) -> Result<u64, Errno> {
-        // In blocks of 512 bytes, whatever the file system.
+        // The unit is 512 bytes on every file system.
         Ok(rustix::fs::fstat(&self.file)?.st_blocks.cast_unsigned() * 512)
     }
 
@@ -185,7 +185,7 @@ impl PoolFile {
     }
 }
 
-/// A pool as it looks to a process that shares its pages.
+/// A pool in a process that shares its pages.
 #[derive(Debug)]
 pub struct PoolView {
     file: File,
@@ -193,16 +193,17 @@ pub struct PoolView {
 }
 
 impl PoolView {
-    /// Takes what the owner's [`PoolFile::reader`] was passed on as.
+    /// Takes the descriptor that the owner's [`PoolFile::reader`] returned.
     ///
     /// # Errors
-    /// When it is no memfd of this many slots that can never shrink.
+    /// When it is not a memfd of this number of slots that can never shrink.
     pub fn open(file: OwnedFd, slots: u32) -> Result<Self, SharedMemoryError> {
         shared_memory::check(file.as_fd(), u64::from(slots) * PAGE_BYTES)?;
         Ok(Self { file: File::from(file), slots })
     }
 
-    /// What slots hold, from `first` on as many as fill `pages`: zeros, where one is empty.
+    /// Reads the content of slots from `first` on until `pages` is full: zeros where a slot is
+    /// empty.
     ///
     /// # Errors
     /// The kernel's; `EINVAL`: there are no such slots.

@@ -1,11 +1,12 @@
-//! Who shares pages of which pool, as the kernel knows it (`/proc/<pid>/maps` and page tables).
+//! The pages that share a pool, by the kernel's view (`/proc/<pid>/maps` and page tables).
 //!
-//! **Problem.** A worker that begins where another one ended has no other record of what is shared:
-//! the other's memory is gone. **Idea.** Each mapping of a pool says which slots its pages are of;
-//! the page tables say which of these the process has written since, and so has for itself.
+//! **Problem.** A worker that takes over from another one has no other record of shared pages:
+//! the other's memory is gone. **Idea.** Each mapping of a pool gives the slots of its pages. The
+//! page tables give the pages that the process has written since, and of which it thus has its
+//! own copy.
 //!
-//! **Limits.** A copy that the host has swapped out still looks shared: a slot more is kept than
-//! need be.
+//! **Limits.** A copy that the host has swapped out still looks shared, so its slot is kept
+//! unnecessarily.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 use crate::memory_map::{PAGE_BYTES, Pagemap, Range};
 use crate::pool_file::NAME_PREFIX;
 
-/// A file, whatever its name.
+/// The identity of a file, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileId {
     major: u32,
@@ -35,29 +36,29 @@ impl FileId {
 /// A mapping of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// What its maker has called it.
+    /// The name that its maker has given it.
     pub name: String,
-    /// Which file it is.
+    /// The identity of the file.
     pub file: FileId,
-    /// Where it is mapped.
+    /// The addresses of the mapping.
     pub range: Range,
-    /// The slot that the first page is of.
+    /// The slot of the first page.
     pub first_slot: u32,
 }
 
 /// A page that shares a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharer {
-    /// Where.
+    /// The page's address.
     pub address: u64,
-    /// Which slot.
+    /// Its slot.
     pub slot: u32,
 }
 
 /// The pools' mappings in a process, in the order of their addresses.
 ///
 /// # Errors
-/// When it is gone, or may not be looked into.
+/// When the process is gone, or may not be inspected.
 pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let mut mappings = Vec::new();
     each_mapping(pid, |mapping| {
@@ -67,15 +68,15 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     Ok(mappings)
 }
 
-/// Shows the pools' mappings in a process one by one, for it may have any number, until `goes_on`
-/// says no.
+/// Passes the pools' mappings in a process to `goes_on` one by one, because there may be any
+/// number, until it returns `false`.
 ///
 /// # Errors
 /// As for [`mappings`].
 pub fn each_mapping(pid: u32, mut goes_on: impl FnMut(Mapping) -> bool) -> io::Result<()> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     for line in maps.split(b'\n') {
-        // Paths are whatever bytes their makers liked; those of pools are text.
+        // Paths may be any bytes; those of pools are text.
         if let Some(mapping) = std::str::from_utf8(&line?).ok().and_then(parse)
             && !goes_on(mapping)
         {
@@ -85,11 +86,12 @@ pub fn each_mapping(pid: u32, mut goes_on: impl FnMut(Mapping) -> bool) -> io::R
     Ok(())
 }
 
-/// Pools of one process that are looked at: its group's, and those of groups that it has left.
+/// The most pools of one process that are examined: its group's, and those of groups that it has
+/// left.
 pub const MOST_POOLS: usize = 4;
 
-/// The names of the pools that a process maps, at most [`MOST_POOLS`] of them. A file of such a
-/// name that belongs to another user than this process's is no pool: any user can make one.
+/// The names of the pools that a process maps, at most [`MOST_POOLS`]. A file with such a name
+/// that belongs to another user than this process's is not a pool: any user can make one.
 ///
 /// # Errors
 /// As for [`mappings`].
@@ -106,11 +108,12 @@ pub fn pools_of(pid: u32) -> io::Result<Vec<String>> {
     Ok(seen.into_iter().filter(|(.., is_ours)| *is_ours).map(|(_, name, _)| name).collect())
 }
 
-/// Files that are called like pools, of one process, which are told apart; a hostile one may map
-/// any number.
+/// The most files with names of pools that are distinguished in one process; a hostile process
+/// may map any number.
 const MOST_FILES: usize = 256;
 
-/// Whether this user has made the file; one that cannot be looked at may be.
+/// Whether this user has made the file; a file that cannot be examined counts as made by this
+/// user.
 fn may_be_ours(pid: u32, mapping: &Mapping) -> bool {
     let Range { start, len } = mapping.range;
     let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{:x}", start + len));
@@ -118,10 +121,10 @@ fn may_be_ours(pid: u32, mapping: &Mapping) -> bool {
     rustix::fs::stat(&path).map_or(true, |stat| stat.st_uid == ours && stat.st_mode & 0o077 == 0)
 }
 
-/// How many mappings a process has, of whatever. Takes the kernel some 0.4 µs for each.
+/// The number of all mappings of a process. The kernel takes some 0.4 µs for each.
 ///
 /// # Errors
-/// When it is gone, or may not be looked into.
+/// When the process is gone, or may not be inspected.
 pub fn count(pid: u32) -> io::Result<u32> {
     let mut maps = File::open(format!("/proc/{pid}/maps"))?;
     let (mut buffer, mut lines) = (vec![0; 64 << 10], 0);
@@ -135,8 +138,8 @@ pub fn count(pid: u32) -> io::Result<u32> {
     }
 }
 
-/// The processes that map this pool, or could: they have its file open. Those that may not be
-/// looked into are left out.
+/// The processes that map this pool or have its file open and could map it. Processes that may
+/// not be inspected are left out.
 #[must_use]
 pub fn holders(pool: FileId) -> Vec<u32> {
     let maps = |pid: u32| {
@@ -156,12 +159,12 @@ fn has_open(pid: u32, pool: FileId) -> bool {
     descriptor(pid, pool).is_some()
 }
 
-/// Where a process has this pool's file open.
+/// A path to the process's descriptor of this pool's file.
 pub(crate) fn descriptor(pid: u32, pool: FileId) -> Option<PathBuf> {
     descriptors(pid, pool).into_iter().next()
 }
 
-/// Whether anybody can write to this pool's file, but by this descriptor of ours.
+/// Whether any process can write to this pool's file through a descriptor other than `ours`.
 pub(crate) fn has_other_writer(pool: FileId, ours: BorrowedFd<'_>) -> bool {
     let ours = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), ours.as_raw_fd()));
     let names = names_in(Path::new("/proc"));
@@ -170,8 +173,7 @@ pub(crate) fn has_other_writer(pool: FileId, ours: BorrowedFd<'_>) -> bool {
     all.any(|path| path != ours && is_for_writing(&path).unwrap_or(false))
 }
 
-/// By the kernel's word: `flags:\t0100002`, in octal digits, the last of which is the way of
-/// access.
+/// Reads the kernel's line `flags:\t0100002`, in octal digits; the last digit is the access mode.
 fn is_for_writing(descriptor: &Path) -> Option<bool> {
     let (process, name) = (descriptor.parent()?.parent()?, descriptor.file_name()?);
     let info = std::fs::read_to_string(process.join("fdinfo").join(name)).ok()?;
@@ -182,7 +184,7 @@ fn is_for_writing(descriptor: &Path) -> Option<bool> {
 fn descriptors(pid: u32, pool: FileId) -> Vec<PathBuf> {
     let fds = PathBuf::from(format!("/proc/{pid}/fd"));
     let is_pool = |path: &PathBuf| {
-        // Of other files nothing is asked: some file systems would take their time to answer.
+        // Other files are not examined: some file systems would be slow to answer.
         let target = std::fs::read_link(path).unwrap_or_default();
         target.to_str().is_some_and(|target| target.starts_with(&format!("/memfd:{NAME_PREFIX}")))
             && rustix::fs::stat(path).is_ok_and(|stat| FileId::of(&stat) == pool)
@@ -195,11 +197,12 @@ fn names_in(dir: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// All addresses.
+/// The range of all addresses.
 pub const EVERYWHERE: Range = Range { start: 0, len: u64::MAX };
 
-/// The pages of a process within these ranges that share slots of this pool: no more than the
-/// ranges have pages, however much of it the process maps elsewhere.
+/// The pages of a process within these ranges that share slots of this pool. The result has at
+/// most one entry for each page of the ranges, independent of the process's other mappings of the
+/// pool.
 ///
 /// # Errors
 /// As for [`mappings`].
@@ -221,7 +224,7 @@ pub fn sharers(pid: u32, pool: FileId, within: &[Range]) -> io::Result<Vec<Share
 }
 
 impl Mapping {
-    /// The part of it that lies in `range`.
+    /// The part of the mapping inside `range`.
     fn part_in(&self, range: Range) -> Option<Self> {
         let start = self.range.start.max(range.start);
         let end = |range: Range| range.start.saturating_add(range.len);
@@ -289,7 +292,7 @@ mod tests {
         assert_eq!((parse(""), parse("7f00-7f01 rw-p 0 0:0 0")), (None, None));
     }
 
-    /// 128 GiB of one slot's pool: what costs nothing to map costs nothing to look at either.
+    /// 128 GiB of one pool: examining the mapping must be as cheap as making it.
     #[test]
     fn a_pool_that_is_mapped_over_more_than_the_guests_memory_is_not_listed() {
         let pool = PoolFile::create("overbook-pool-wide", 1 << 25).unwrap();
@@ -321,7 +324,7 @@ mod tests {
         let found = pools_of(std::process::id()).unwrap();
         let has = |name: &str| found.iter().any(|found| found == name);
         assert!(has("overbook-pool-named"), "{found:?}");
-        // Without the right to look at the file behind a mapping it may be ours.
+        // Without the right to examine the file behind a mapping, it may be ours.
         let range = std::fs::read_dir("/proc/self/map_files").unwrap().next();
         let can_look = range.is_some_and(|entry| std::fs::metadata(entry.unwrap().path()).is_ok());
         assert!(!can_look || !has("overbook-pool-fake"), "{found:?}");
@@ -368,7 +371,7 @@ mod tests {
         assert!(!holders(id).contains(&pid));
         assert!(mappings(u32::MAX).is_err() && count(u32::MAX).is_err());
         let of_this = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
-        // Other tests run beside this one.
+        // Other tests run at the same time.
         assert!((of_this / 2..of_this * 2).contains(&(count(pid).unwrap() as usize)));
     }
 }

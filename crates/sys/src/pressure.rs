@@ -11,16 +11,16 @@ use crate::procfs::{ProcError, read};
 
 const HOST: &str = "/proc/pressure/memory";
 
-/// One file, whole.
+/// The content of one file.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
-    /// Some task waited.
+    /// At least one task waited.
     pub some: Stall,
     /// All tasks waited.
     pub full: Stall,
 }
 
-/// One line: averages in percent, and the sum of it all.
+/// One line: averages in percent, and the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stall {
     /// Over the last 10 s.
@@ -33,10 +33,10 @@ pub struct Stall {
     pub total_us: u64,
 }
 
-/// The host's memory pressure; `None` where the kernel has no PSI.
+/// The host's memory pressure; `None` if the kernel has no PSI.
 ///
 /// # Errors
-/// When the file makes no sense.
+/// When the file is malformed.
 pub fn of_host() -> Result<Option<Pressure>, ProcError> {
     of_file(Path::new(HOST))
 }
@@ -45,7 +45,7 @@ fn of_file(path: &Path) -> Result<Option<Pressure>, ProcError> {
     match read(path) {
         Ok(text) => parse(path, &text).map(Some),
         Err(ProcError::Gone { .. }) => Ok(None),
-        // psi=0 leaves the file there and fails every read of it.
+        // With psi=0 the file exists, but every read of it fails.
         Err(ProcError::Io { source, .. })
             if source.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) =>
         {

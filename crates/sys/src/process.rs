@@ -1,21 +1,22 @@
-//! Processes that cannot be lost: started so that they die with us, named so that a reused pid is
-//! never hit.
+//! Processes that are always cleaned up and never confused: they can be started so that they die
+//! with this process, and are identified so that a reused pid is never signalled.
 //!
-//! **Problem.** A program that starts QEMUs and daemons must end every one of them, also when it is
-//! itself killed with SIGKILL and can run no more code; and a pid that was written to a file may
-//! belong to somebody else by the time it is read back.
+//! **Problem.** A program that starts QEMUs and daemons must end every one of them, even when it
+//! is itself killed with SIGKILL and can run no more code. And a pid that was written to a file
+//! may belong to another process by the time it is read back.
 //!
-//! **Idea.** [`Spawn::die_with_parent`] asks the kernel (`PR_SET_PDEATHSIG`) to kill the child when
-//! its parent ends. The kernel means the parent *thread*, not the process: so such children are all
-//! forked by one thread that lives as long as the process. A process is named by pid **and** start
-//! time ([`Identity`]); signals go through a pidfd that is opened first and checked against the
-//! start time after, so the pid cannot be recycled in between.
+//! **Idea.** [`Spawn::die_with_parent`] asks the kernel (`PR_SET_PDEATHSIG`) to kill the child
+//! when its parent ends. The kernel means the parent *thread*, not the process, so one thread
+//! that lives as long as the process forks all such children. A process is identified by pid
+//! **and** start time ([`Identity`]). Signals go through a pidfd that is opened first and checked
+//! against the start time afterwards, so the pid cannot be recycled in between.
 //!
-//! **Invariants.** A zombie is dead ([`Identity::is_alive`]; `kill(pid, 0)` says otherwise). Each
-//! child has its own process group, so that a Ctrl-C on the terminal reaches only us, and we end
-//! the children in order. Dropping a [`Child`] neither kills nor waits: its owner decides.
+//! **Invariants.** A zombie counts as dead ([`Identity::is_alive`]), although `kill(pid, 0)`
+//! succeeds. Each child has its own process group, so a Ctrl-C on the terminal goes only to this
+//! process, which then ends the children in order. Dropping a [`Child`] neither kills nor waits:
+//! that is left to its owner.
 //!
-//! **Leaves out.** The death signal is not inherited by grandchildren: a long-lived owner calls
+//! **Left out.** The death signal is not inherited by grandchildren: a long-lived owner calls
 //! [`become_subreaper`] and, at its end, [`end_remaining_children`].
 
 mod spawn;
@@ -55,23 +56,23 @@ impl Child {
         self.identity
     }
 
-    /// The exit status when the child has ended; reaps it.
+    /// The exit status if the child has ended; reaps it.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.inner.try_wait()
     }
 
-    /// Waits up to `limit` for the child to end; `None` when it has not.
+    /// Waits up to `limit` for the child to end; `None` if it has not.
     pub fn wait_for(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         wait_for_exit(&self.pidfd, limit)?;
         self.inner.try_wait()
     }
 
-    /// Sends `signal`; a child that has ended already is no error.
+    /// Sends `signal`; it is no error if the child has already ended.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         send(&self.pidfd, signal)
     }
 
-    /// Asks the child to end (SIGTERM), insists after `grace` (SIGKILL), and reaps it.
+    /// Asks the child to end (SIGTERM), kills it after `grace` (SIGKILL), and reaps it.
     pub fn end(&mut self, grace: Duration) -> io::Result<ExitStatus> {
         if let Some(status) = self.inner.try_wait()? {
             return Ok(status);
@@ -85,16 +86,16 @@ impl Child {
     }
 }
 
-/// What a process takes from its host.
+/// The resources that a process uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time of all its threads, in user and system mode; known to clock ticks of 10 ms.
+    /// CPU time of all its threads, in user and system mode, at a resolution of 10 ms.
     pub cpu: Duration,
     /// Resident memory.
     pub resident: Bytes,
 }
 
-/// One process for ever: its pid, and when it started, in clock ticks since boot.
+/// A unique process: its pid, and its start in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     /// The process id.
@@ -115,14 +116,14 @@ impl Identity {
         Some(Self { pid, start_ticks })
     }
 
-    /// Whether this very process still runs; a zombie does not.
+    /// Whether this process, with this start time, still runs; a zombie does not.
     pub fn is_alive(&self) -> bool {
         read_stat(self.pid).is_some_and(|(state, _, start)| {
             start == self.start_ticks && !matches!(state, 'Z' | 'X')
         })
     }
 
-    /// Sends `signal` to this very process. `false`: it is gone, and nobody got the signal.
+    /// Sends `signal` to this process. `false`: it is gone, and no process got the signal.
     pub fn signal(&self, signal: Signal) -> io::Result<bool> {
         match self.hold()? {
             Some(pidfd) => send(&pidfd, signal).map(|()| true),
@@ -130,7 +131,7 @@ impl Identity {
         }
     }
 
-    /// Waits up to `limit` for the process to end; whether it has.
+    /// Waits up to `limit` for the process to end; returns whether it has.
     pub fn wait_for(&self, limit: Duration) -> io::Result<bool> {
         match self.hold()? {
             Some(pidfd) => wait_for_exit(&pidfd, limit),
@@ -138,8 +139,8 @@ impl Identity {
         }
     }
 
-    /// Asks the process to end (SIGTERM), insists after `grace` (SIGKILL). `false`: it was gone
-    /// already.
+    /// Asks the process to end (SIGTERM), and kills it after `grace` (SIGKILL). `false`: it was
+    /// already gone.
     pub fn end(&self, grace: Duration) -> io::Result<bool> {
         let Some(pidfd) = self.hold()? else {
             return Ok(false);
@@ -152,7 +153,7 @@ impl Identity {
         Ok(true)
     }
 
-    /// When it began, by the wall clock as it is set now; `None`: that cannot be told.
+    /// Its start, by the present setting of the wall clock; `None` if that is unknown.
     #[must_use]
     pub fn began(&self) -> Option<std::time::SystemTime> {
         let since_boot_ms = self.start_ticks.saturating_mul(1000) / clock_ticks_per_second();
@@ -160,25 +161,25 @@ impl Identity {
         std::time::SystemTime::now().checked_sub(Duration::from_millis(ago_ms))
     }
 
-    /// What this very process has taken so far; `None`: it is gone.
+    /// The resources that this process has used so far; `None`: it is gone.
     pub fn usage(&self) -> Option<Usage> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
         let usage = parse_usage(&stat)?;
         parse_stat(&stat).filter(|(_, _, start)| *start == self.start_ticks).map(|_| usage)
     }
 
-    /// Returns `read`, a reading of this very process by its pid. The check that it lives follows
-    /// the reading: a live process keeps its pid, so the reading was of no other process.
+    /// Returns `read`, a reading of this process by its pid. The check that it lives follows the
+    /// reading: a live process keeps its pid, so the reading was of no other process.
     ///
     /// # Errors
-    /// `ESRCH`: it has ended, and what was read may be another process's.
+    /// `ESRCH`: it has ended, and the reading may be of another process.
     pub fn still<T>(&self, read: T) -> io::Result<T> {
         let gone = || io::Error::from(rustix::io::Errno::SRCH);
         self.is_alive().then_some(read).ok_or_else(gone)
     }
 
-    /// A pidfd of this very process: opened first, checked after, so that the pid cannot change
-    /// hands in between. `None`: it is gone.
+    /// A pidfd of this process: opened first and checked afterwards, so the pid cannot be reused
+    /// in between. `None`: it is gone.
     ///
     /// # Errors
     /// The kernel's.
@@ -192,7 +193,7 @@ impl Identity {
     }
 }
 
-/// A copy of a descriptor that the program which started this one left open for it.
+/// A copy of a descriptor that the parent program left open for this one.
 ///
 /// # Errors
 /// There is none of this number.
@@ -200,17 +201,17 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     if number < 3 {
         return Err(io::Error::from(rustix::io::Errno::BADF));
     }
-    // SAFETY: it is only copied; the kernel says so if there is none.
+    // SAFETY: it is only copied, and the kernel reports an error if it does not exist.
     let there = unsafe { BorrowedFd::borrow_raw(number) };
     Ok(rustix::io::fcntl_dupfd_cloexec(there, 3)?)
 }
 
-/// From now on this thread, and those that it starts, serve what others need to free memory: while
-/// they ask for memory themselves the kernel does not wait for I/O, which may be theirs
-/// (`PR_SET_IO_FLUSHER`).
+/// Marks this thread, and those that it starts, as needed to free memory (`PR_SET_IO_FLUSHER`).
+/// When they allocate memory, the kernel does not wait for I/O, because that I/O may depend on
+/// them.
 ///
 /// # Errors
-/// Without `CAP_SYS_RESOURCE`.
+/// The process lacks `CAP_SYS_RESOURCE`.
 pub fn become_io_flusher() -> io::Result<()> {
     /// By `linux/prctl.h`, since Linux 5.6.
     const PR_SET_IO_FLUSHER: libc::c_int = 57;
@@ -219,14 +220,14 @@ pub fn become_io_flusher() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Orphans among our descendants become our children, instead of getting lost to process 1.
+/// Makes orphans among our descendants our children, instead of children of process 1.
 pub fn become_subreaper() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Kills and reaps every remaining child of this process and, as they fall to a subreaper, their
-/// descendants. Returns how many there were. For the end of `main` only: it takes children away
-/// from whoever holds them.
+/// Kills and reaps every remaining child of this process. With a subreaper, their descendants
+/// become children too, and are included. Returns their number. For the end of `main` only: it
+/// also takes children that other code holds.
 pub fn end_remaining_children() -> io::Result<usize> {
     let mut reaped = 0;
     loop {
@@ -264,7 +265,7 @@ fn read_stat(pid: u32) -> Option<(char, u32, u64)> {
     parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The command name may hold blanks and brackets: fields count from the last `)`.
+/// The command name may contain spaces and brackets, so fields count from the last `)`.
 fn parse_stat(stat: &str) -> Option<(char, u32, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
@@ -286,8 +287,8 @@ fn parse_usage(stat: &str) -> Option<Usage> {
     })
 }
 
-/// Pages that a process, all of its threads, had to wait for until they were read, since its start:
-/// from swap, or from a file.
+/// The number of pages that all threads of a process have waited for since its start (major
+/// faults), from swap or from a file.
 ///
 /// # Errors
 /// The process has ended.
@@ -300,10 +301,10 @@ fn parse_major_faults(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(9)?.parse().ok()
 }
 
-/// A process, to be told of its end.
+/// Opens a pidfd of a process, which reports its end.
 ///
 /// # Errors
-/// When there is none of this pid.
+/// When there is no process with this pid.
 pub fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
@@ -334,7 +335,7 @@ fn wait_for_exit(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
         let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout)) {
             Ok(ready) => return Ok(ready > 0),
-            // A signal for us: go on with the time that is left, unless none is.
+            // A signal to this process: continue with the remaining time, if any.
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -353,7 +354,7 @@ mod tests {
     fn usage_counts_the_cpu_time_and_memory_of_this_process() {
         let own = Identity::own().unwrap();
         let before = own.usage().unwrap();
-        // Little beside what tests of `memory_of` count meanwhile.
+        // Small, so that tests of `memory_of`, which count at the same time, hardly notice it.
         let work = vec![1u8; 2 << 20];
         let end = Instant::now() + Duration::from_secs(60);
         let after = loop {

@@ -1,7 +1,7 @@
-//! Reads the small text files of `/proc` and `/sys`, and says precisely what was wrong with one.
+//! Reads the small text files of `/proc` and `/sys`, with precise errors.
 //!
-//! A file under `/proc/<pid>` vanishes with its process, at any moment: that is
-//! [`ProcError::Gone`], which callers expect, and not one of the faults that a person should see.
+//! A file under `/proc/<pid>` vanishes with its process, at any moment. That is
+//! [`ProcError::Gone`], which callers expect; it is not a fault to report to the user.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use model::Bytes;
 
-/// No file that is read whole is larger; a larger one is not what we took it for.
+/// The largest file that is read as a whole; a larger one is not the expected file.
 const MAX_LEN: u64 = 1 << 20;
 
-/// Why a file told nothing.
+/// The reason why a file could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcError {
     /// The process has ended, or the kernel has no such file.
@@ -27,33 +27,33 @@ pub enum ProcError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file says nothing of what it should.
+    /// The file lacks an expected line.
     #[error("{path}: no line `{field}`")]
     Missing {
         /// The file.
         path: PathBuf,
-        /// What should be there.
+        /// The missing line.
         field: &'static str,
     },
-    /// The file says something that makes no sense.
+    /// The file has a malformed value.
     #[error("{path}: {field} is {value:?}, which is not {expected}")]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The field.
         field: &'static str,
-        /// What it says.
+        /// The value found.
         value: String,
-        /// What it should say.
+        /// The expected value.
         expected: &'static str,
     },
 }
 
 impl ProcError {
-    /// What `error` means for `path`.
+    /// The meaning of `error` for `path`.
     pub(crate) fn from_io(path: &Path, error: io::Error) -> Self {
         let path = path.to_owned();
         let gone = error.kind() == io::ErrorKind::NotFound
@@ -61,7 +61,7 @@ impl ProcError {
         if gone { Self::Gone { path } } else { Self::Io { path, source: error } }
     }
 
-    /// `value` of `field` is not what was expected.
+    /// The error for a `value` of `field` that was not expected.
     pub(crate) fn malformed(
         path: &Path,
         field: &'static str,
@@ -81,7 +81,7 @@ pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
     Ok(text)
 }
 
-/// `field` (written with its colon) among lines such as `MemFree:   1234 kB`; `None` where there is
+/// `field` (written with its colon) among lines such as `MemFree:   1234 kB`; `None` if there is
 /// no such line.
 pub(crate) fn kib_field(
     path: &Path,
@@ -111,8 +111,8 @@ pub(crate) fn parse_kib(value: &str) -> Option<Bytes> {
     kib.checked_mul(1024).map(Bytes)
 }
 
-/// The program that a process runs: the base name of its executable, or the kernel's short name of
-/// it where the executable may not be seen.
+/// The program that a process runs: the base name of its executable, or the kernel's short name
+/// of the process if the executable is not visible.
 ///
 /// # Errors
 /// When the process is gone.
@@ -120,18 +120,18 @@ pub fn program_of(pid: u32) -> Result<String, ProcError> {
     if let Ok(exe) = std::fs::read_link(format!("/proc/{pid}/exe"))
         && let Some(name) = exe.file_name().and_then(|name| name.to_str())
     {
-        // An upgraded package leaves running programs behind without their file.
+        // After a package upgrade, running programs are left without their file.
         return Ok(name.trim_end_matches(" (deleted)").to_owned());
     }
     let path = PathBuf::from(format!("/proc/{pid}/comm"));
     Ok(read(&path)?.trim_end().to_owned())
 }
 
-/// The user to whom the file of a process's program belongs, who can write another program into it;
-/// `None`: it may not be seen.
+/// The owner of the file of a process's program, who can write another program into it; `None`:
+/// it is not visible.
 #[must_use]
 pub fn owner_of_program(pid: u32) -> Option<u32> {
-    // The link leads to the very file that runs, whatever lies at its path now.
+    // The link leads to the running file itself, independent of the file at its path now.
     Some(std::fs::metadata(format!("/proc/{pid}/exe")).ok()?.uid())
 }
 

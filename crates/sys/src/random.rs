@@ -1,13 +1,13 @@
 //! Numbers that no process can guess.
 
-/// A word of the kernel's random numbers.
+/// Returns a word from the kernel's random numbers.
 #[must_use]
 pub fn word() -> u32 {
     let mut bytes = [0; 4];
     loop {
-        // SAFETY: the kernel writes at most as many bytes as there are.
+        // SAFETY: the kernel writes at most the given number of bytes.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        // So few bytes come at once, or a signal came before the kernel had any.
+        // Four bytes come at once, unless a signal arrives before the kernel has random numbers.
         if got == 4 {
             return u32::from_ne_bytes(bytes);
         }

@@ -1,17 +1,17 @@
-//! Another process's memory, to read.
+//! Reads another process's memory.
 //!
-//! **Problem.** Who looks for identical pages must read what QEMU has mapped, without stopping it.
-//! **Idea.** `process_vm_readv`: it looks pages up many at a time and copies once, in about half
-//! the time that `/proc/<pid>/mem` takes. It pins what it reads, and a page that the kernel's KSM
-//! has merged is copied before it is pinned: where there are such pages, `/proc/<pid>/mem` is read
-//! all the same. A pid may come to be another process's; so what was read counts only if the
-//! process that was meant is still there afterwards.
+//! **Problem.** A search for identical pages must read the memory that QEMU has mapped, without
+//! stopping it. **Idea.** `process_vm_readv` looks up many pages at a time and copies once, in
+//! about half the time of `/proc/<pid>/mem`. It pins the pages that it reads, and the kernel
+//! copies a page that its KSM has merged before it pins it. So if there are such pages,
+//! `/proc/<pid>/mem` is read instead. A pid may be reused by another process, so a reading counts
+//! only if the intended process still exists afterwards.
 //!
-//! **Limits.** Reading a hole fills it: only what
-//! [`Pagemap::private`](crate::memory_map::Pagemap::private) lists is to be read, and a page that
-//! is given back in between may be filled with zeros. A page that has just gone out of the guest's
-//! reach may come back, as if the guest had touched it, and the reader waits for whoever brings it.
-//! What is read may change while it is read: it is a guess at a content.
+//! **Limits.** Reading a hole fills it, so only pages listed by
+//! [`Pagemap::private`](crate::memory_map::Pagemap::private) should be read; a page that is given
+//! back in between may be filled with zeros. Reading a page that has just been revoked has the
+//! effect of a guest's touch, and the reader waits until the page is served. The content may
+//! change during the read, so the result is only a guess.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ use crate::process;
 use crate::procfs::ProcError;
 
 const WORD: usize = size_of::<u64>();
-/// The kernel takes no more parts at a time (`IOV_MAX`).
+/// The most parts in one call (`IOV_MAX`).
 const MOST_PARTS: usize = 1024;
 
 /// The memory of one process.
@@ -31,15 +31,15 @@ pub struct RemoteMemory {
     pid: libc::pid_t,
     process: OwnedFd,
     mem: File,
-    /// How many of its pages KSM has merged; not on a kernel without KSM.
+    /// The number of its pages that KSM has merged; `None` on a kernel without KSM.
     merging: Option<File>,
 }
 
 impl RemoteMemory {
-    /// Finds it: permitted to whoever may trace the process.
+    /// Opens the memory of a process; the caller needs the right to trace it.
     ///
     /// # Errors
-    /// When it is gone, or not permitted.
+    /// When the process is gone, or this is not permitted.
     pub fn of(pid: u32) -> Result<Self, ProcError> {
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
         let failed = |error| ProcError::from_io(&path, error);
@@ -50,8 +50,8 @@ impl RemoteMemory {
         Ok(Self { pid, process, mem, merging })
     }
 
-    /// Fills `bytes` from this address on; answers how many could be read. Fewer: from there on
-    /// nothing is mapped, or the process is gone.
+    /// Fills `bytes` from this address on; returns the number of bytes read. If it is less,
+    /// nothing is mapped from there on, or the process is gone.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
         if self.is_merged_by_the_kernel() {
             return self.read_original(address, bytes);
@@ -60,8 +60,8 @@ impl RemoteMemory {
         if process::has_ended(&self.process) { 0 } else { read }
     }
 
-    /// Reads the word at each of these addresses. A word that cannot be read, and those behind it,
-    /// are not among the answers.
+    /// Reads the word at each of these addresses. The result ends before the first word that
+    /// cannot be read.
     pub fn read_words(&self, addresses: &[u64]) -> Vec<u64> {
         let mut words = vec![0_u64; addresses.len()];
         let mut read = 0;
@@ -93,7 +93,7 @@ impl RemoteMemory {
             |address: &u64| libc::iovec { iov_base: *address as *mut libc::c_void, iov_len: WORD };
         let there: Vec<libc::iovec> = addresses.iter().map(at).collect();
         let here = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(words) };
-        // SAFETY: what is written is `words`; what lies in the other process the kernel checks.
+        // SAFETY: only `words` is written; the kernel checks the addresses in the other process.
         let read = unsafe {
             libc::process_vm_readv(
                 self.pid,
@@ -107,15 +107,15 @@ impl RemoteMemory {
         usize::try_from(read).unwrap_or(0) / WORD
     }
 
-    /// As [`Self::read`] does, of the memory that the process had when it was found, should it run
-    /// another program by now; slower.
+    /// Like [`Self::read`], but slower, and of the memory that the process had when this was
+    /// opened, even if it has since executed another program.
     pub fn read_original(&self, address: u64, bytes: &mut [u8]) -> usize {
         in_parts(bytes, |at, rest| self.mem.read_at(rest, address + at).unwrap_or(0))
     }
 
     fn is_merged_by_the_kernel(&self) -> bool {
         let mut pages = [b'0'];
-        // What cannot be read says nothing: the process is gone.
+        // A read error means that the process is gone; it has no consequence here.
         let _ = self.merging.as_ref().map(|merging| merging.read_at(&mut pages, 0));
         pages != *b"0"
     }
@@ -123,14 +123,14 @@ impl RemoteMemory {
     fn read_pinned(&self, address: u64, bytes: &mut [u8]) -> usize {
         let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes.len() };
-        // SAFETY: what is written is `bytes`; what lies in the other process the kernel checks.
+        // SAFETY: only `bytes` is written; the kernel checks the addresses in the other process.
         let read =
             unsafe { libc::process_vm_readv(self.pid, &raw const here, 1, &raw const there, 1, 0) };
         usize::try_from(read).unwrap_or(0)
     }
 }
 
-/// Fills `bytes` by a call that may do less; answers how many it could.
+/// Fills `bytes` by repeated calls that may each read less; returns the number of bytes.
 fn in_parts(bytes: &mut [u8], read: impl Fn(u64, &mut [u8]) -> usize) -> usize {
     let mut done = 0;
     while done < bytes.len() {

@@ -1,14 +1,14 @@
-//! Message sockets (`SOCK_SEQPACKET`) on abstract unix addresses: whole packets, in order, and at
+//! Message sockets (`SOCK_SEQPACKET`) on abstract Unix addresses: whole packets, in order, and at
 //! most one file descriptor with each.
 //!
-//! Abstract addresses leave no file behind when a process dies, and need no directory that QEMU's
-//! user may write. They also have no permissions, so each side asks the kernel who the other is
-//! ([`Connection::process`], [`Peer`]), and they belong to a network namespace: a QEMU in another
-//! one cannot be reached.
+//! Abstract addresses leave no file behind when a process dies, and need no directory writable by
+//! QEMU's user. They have no permissions, so each side asks the kernel for the other's identity
+//! ([`Connection::process`], [`Peer`]). They belong to a network namespace, so a QEMU in another
+//! one cannot connect.
 //!
-//! Nothing here waits except where a deadline is passed: sockets are non-blocking, for one peer
-//! must never hold up the others. What a peer sends is bounded by the caller's buffer; a longer
-//! packet is an error, not a shorter packet. Descriptors that nobody asked for are closed.
+//! Only calls with a deadline wait. Sockets are non-blocking, because one peer must never delay
+//! the others. The caller's buffer limits a packet; a longer packet is an error, not a truncated
+//! packet. Unexpected descriptors are closed.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -26,40 +26,40 @@ use rustix::net::{
 use crate::peer;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
-/// Connections that may wait to be accepted.
+/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 8;
 
-/// Why a socket did not do its work.
+/// The reason why a socket operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SeqpacketError {
     /// A system call failed.
     #[error("message socket: {call}: {errno}")]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
-        /// How.
+        /// Its error.
         errno: Errno,
     },
-    /// The peer does not read what it is sent.
+    /// The peer does not read its packets.
     #[error("message socket: the peer does not read; nothing more fits")]
     Full,
     /// The peer is gone.
     #[error("message socket: the peer closed the connection")]
     Closed,
-    /// A packet does not fit the buffer, or brought more descriptors than any packet of ours.
+    /// A packet does not fit the buffer, or has more descriptors than any packet of ours.
     #[error("message socket: a packet of more than {limit} bytes, or with surplus descriptors")]
     Truncated {
-        /// What would have fitted.
+        /// The size of the buffer.
         limit: usize,
     },
 }
 
-/// Who is on the other side, as the kernel knows it.
+/// The process on the other side, as the kernel knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The process that connected, or that listened. 0 if it is not visible from here.
+    /// The pid of the process that connected or listened; 0 if it is not visible from here.
     pub pid: u32,
-    /// Its effective user then.
+    /// Its effective user at that time.
     pub uid: u32,
 }
 
@@ -82,7 +82,7 @@ impl Listener {
         Ok(Self { fd })
     }
 
-    /// The next connection; `None` when nobody waits.
+    /// The next connection; `None` if no peer waits.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -101,10 +101,10 @@ impl AsFd for Listener {
     }
 }
 
-/// A packet that came.
+/// A received packet.
 #[derive(Debug)]
 pub struct Packet {
-    /// How many bytes of the buffer it fills; at least 1.
+    /// The number of bytes of the buffer that it fills; at least 1.
     pub length: usize,
     /// The descriptor that came with it, close-on-exec.
     pub fd: Option<OwnedFd>,
@@ -120,7 +120,7 @@ impl Connection {
     /// Connects to an abstract address.
     ///
     /// # Errors
-    /// When nobody listens there, or its backlog stays full for `timeout`.
+    /// When no process listens there, or its backlog stays full for `timeout`.
     pub fn connect(name: &str, timeout: Duration) -> Result<Self, SeqpacketError> {
         let address = address(name)?;
         let fd = socket(SocketFlags::CLOEXEC)?;
@@ -135,8 +135,8 @@ impl Connection {
         Ok(Self { fd })
     }
 
-    /// The process on the other side, as it was when it connected or listened. It may have ended
-    /// since, and its pid be another's.
+    /// The process on the other side when it connected or listened. It may have ended since, and
+    /// its pid may have been reused.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -147,10 +147,10 @@ impl Connection {
         Ok(Peer { pid: peer.pid.cast_unsigned(), uid: peer.uid })
     }
 
-    /// The process on the other side, which has not ended.
+    /// The live process on the other side.
     ///
     /// # Errors
-    /// When it has, or cannot be seen.
+    /// When it has ended, or is not visible.
     pub fn process(&self) -> Result<peer::Peer, peer::PeerError> {
         peer::Peer::of(&self.fd)
     }
@@ -158,7 +158,7 @@ impl Connection {
     /// Sends a packet, and a descriptor with it.
     ///
     /// # Errors
-    /// When the peer is gone or has not read what it was sent before.
+    /// When the peer is gone or has not read earlier packets.
     pub fn send(&self, packet: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), SeqpacketError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -175,12 +175,12 @@ impl Connection {
         }
     }
 
-    /// Receives a packet into `buffer`; `None` when there is none yet.
+    /// Receives a packet into `buffer`; `None` if there is none yet.
     ///
     /// # Errors
     /// When the peer is gone (an empty packet counts as such), or the packet does not fit.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, SeqpacketError> {
-        // Room for more descriptors than one, so that a surplus is seen and closed here.
+        // Room for more than one descriptor, so that surplus ones are seen and closed here.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let limit = buffer.len();
@@ -208,8 +208,7 @@ impl Connection {
         Ok(Some(Packet { length: message.bytes, fd: fds.pop() }))
     }
 
-    /// Waits until there is something to receive (or the peer is gone); `false` when `timeout`
-    /// passed.
+    /// Waits until there is a packet (or the peer is gone); `false` if `timeout` passed.
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -1,17 +1,17 @@
 //! Memory that one process writes and another reads, over a sealed memfd.
 //!
-//! Problem: the reader must not crash (`SIGBUS`) because the writer truncated the file, and the
-//! writer must not find changed what only it may change. Idea: seals. The writer maps the memory
-//! first, then forbids for ever to shrink or grow it and to write to it by any new way
-//! (`F_SEAL_FUTURE_WRITE`): its own mapping is the only one that can change it. The reader checks
-//! size, seals and file system before it maps anything.
+//! Problem: the reader must not crash (`SIGBUS`) because the writer truncated the file, and only
+//! the writer may change the content. Idea: seals. The writer maps the memory first, then forbids
+//! for ever to shrink or grow it and to write to it in any new way (`F_SEAL_FUTURE_WRITE`). So
+//! its own mapping is the only one that can change the content. The reader checks size, seals and
+//! file system before it maps the memory.
 //!
-//! Both get the same views: words (`AtomicU64`) at the start, bytes (`AtomicU8`) behind them. They
+//! Both get the same views: words (`AtomicU64`) at the start, bytes (`AtomicU8`) after them. They
 //! are atomics because the other side may write at any instant, and disjoint so that no byte is
-//! ever seen in two sizes. The reader's mapping is private: it sees what the writer writes, and a
-//! store that safe code may make into an atomic stays its own, instead of a `SIGSEGV`.
+//! ever accessed in two sizes. The reader's mapping is private: it sees the writer's stores, and
+//! if safe code stores into an atomic, the store stays private instead of raising `SIGSEGV`.
 //!
-//! Cost: none per access. Leaves out: telling the other side; that is what sockets are for.
+//! Cost: none per access. Left out: notifying the other side, which sockets do.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -26,40 +26,40 @@ use crate::faults::{self, Call, NOWHERE};
 const WORD_BYTES: usize = size_of::<u64>();
 /// `f_type` of tmpfs, where memfds without huge pages live.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// Without these the other side could make our accesses fail.
+/// Without these seals the other side could make our accesses fail.
 const NEEDED_SEALS: SealFlags = SealFlags::SHRINK;
 
-/// Why there is no shared memory.
+/// The reason why there is no shared memory.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedMemoryError {
     /// A system call failed.
     #[error("shared memory: {call}: {errno}")]
     Call {
-        /// Which.
+        /// The name of the call.
         call: &'static str,
-        /// How.
+        /// Its error.
         errno: Errno,
     },
-    /// There is nothing to share, or more than the address space holds.
+    /// The length is 0, or more than the address space holds.
     #[error("shared memory of {words} words and {bytes} bytes cannot be")]
     Length {
         /// Words of 8 bytes.
         words: usize,
-        /// Bytes behind them.
+        /// The bytes after them.
         bytes: usize,
     },
-    /// The descriptor that came is of another size.
+    /// The received descriptor has the wrong size.
     #[error("shared memory has {found} bytes; expected {expected}")]
     Size {
         /// Its size.
         found: u64,
-        /// What was agreed upon.
+        /// The agreed size.
         expected: u64,
     },
-    /// The descriptor that came can be truncated under our feet.
+    /// The received descriptor could be truncated at any time.
     #[error("shared memory is not sealed against shrinking")]
     Unsealed,
-    /// The descriptor that came is no plain memfd.
+    /// The received descriptor is not a plain memfd.
     #[error("shared memory is a file on file system {magic:#x}; expected a memfd")]
     NotMemory {
         /// The file system's magic number.
@@ -76,18 +76,18 @@ pub struct SharedMemory {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to no thread, and is only reached through atomics.
+// SAFETY: the mapping belongs to no thread, and is accessed only through atomics.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Makes memory of `words` words and `bytes` bytes behind them, all zero, and the descriptor to
-    /// pass on. This mapping is the only one that can ever write to it; a forked child does not
-    /// inherit it.
+    /// Makes memory of `words` words followed by `bytes` bytes, all zero, and returns the
+    /// descriptor to pass on. This mapping is the only one that can ever write to the memory; a
+    /// forked child does not inherit it.
     ///
     /// # Errors
-    /// When a length makes no sense or the kernel refuses.
+    /// When a length is invalid or the kernel refuses.
     pub fn create(
         name: &str,
         words: usize,
@@ -96,7 +96,7 @@ impl SharedMemory {
         let length = length(words, bytes)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd("memfd_create", || rustix::fs::memfd_create(name, flags))?;
-        // A memfd starts with mode 0777: whoever sees it in /proc could open it anew.
+        // A memfd starts with mode 0777: any process that sees it in /proc could reopen it.
         memfd("fchmod", || rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR))?;
         memfd("ftruncate", || rustix::fs::ftruncate(&fd, length as u64))?;
         let memory = Self::map(fd.as_fd(), words, bytes, MapFlags::SHARED)?;
@@ -109,10 +109,10 @@ impl SharedMemory {
         Ok((memory, fd))
     }
 
-    /// Maps what another process made, for reading.
+    /// Maps memory that another process made, for reading.
     ///
     /// # Errors
-    /// When it is no memfd, of another size, not sealed, or the kernel refuses.
+    /// When it is not a sealed memfd of this size, or the kernel refuses.
     pub fn open(fd: BorrowedFd<'_>, words: usize, bytes: usize) -> Result<Self, SharedMemoryError> {
         let expected = length(words, bytes)? as u64;
         check(fd, expected)?;
@@ -140,12 +140,12 @@ impl SharedMemory {
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page-aligned, lives as long as `self`, holds at least `words`
-        // words (`length`), cannot shrink (sealed), and nobody else in this process reaches it
-        // otherwise.
+        // words (`length`), and cannot shrink (sealed). No other code in this process accesses it
+        // in another way.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words) }
     }
 
-    /// The bytes behind them.
+    /// The bytes after them.
     #[must_use]
     pub fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: as for the words; the bytes begin where those end, and `length` counts both.
@@ -158,17 +158,17 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by us with this length; the views borrow `self`, so none is left.
-        // It cannot fail for a whole mapping, and there would be nothing to do about it.
+        // SAFETY: mapped by us with this length; the views borrow `self`, so none is left. It
+        // cannot fail for a whole mapping, and an error would have no remedy.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 
-/// Refuses what is no memfd of `expected` bytes that can never shrink: using it could end this
-/// process.
+/// Refuses a descriptor that is not a memfd of `expected` bytes that can never shrink: using it
+/// could end this process.
 pub(crate) fn check(fd: BorrowedFd<'_>, expected: u64) -> Result<(), SharedMemoryError> {
     let magic = rustix::fs::fstatfs(fd).map_err(failed("fstatfs"))?.f_type.cast_unsigned();
-    // Huge-page memfds have another: touching them can fail for want of a huge page.
+    // Huge-page memfds have another magic number: touching them can fail for lack of a huge page.
     if magic != TMPFS_MAGIC {
         return Err(SharedMemoryError::NotMemory { magic });
     }
@@ -183,7 +183,7 @@ pub(crate) fn check(fd: BorrowedFd<'_>, expected: u64) -> Result<(), SharedMemor
     Ok(())
 }
 
-/// Bytes of the file: both parts.
+/// The length of the file: both parts.
 fn length(words: usize, bytes: usize) -> Result<usize, SharedMemoryError> {
     words
         .checked_mul(WORD_BYTES)
@@ -192,7 +192,7 @@ fn length(words: usize, bytes: usize) -> Result<usize, SharedMemoryError> {
         .ok_or(SharedMemoryError::Length { words, bytes })
 }
 
-/// One of the calls that make a memfd fit to be shared.
+/// Makes one of the calls that prepare a memfd for sharing.
 fn memfd<T>(
     name: &'static str,
     call: impl FnOnce() -> Result<T, Errno>,
@@ -269,7 +269,7 @@ mod tests {
         assert!(SharedMemory::open(file.as_fd(), 8, 0).is_err());
         let (pipe, _) = rustix::pipe::pipe().unwrap();
         assert!(SharedMemory::open(pipe.as_fd(), 8, 0).is_err());
-        // Huge pages may be missing when they are touched; that they exist here is not needed.
+        // A touch may fail for lack of huge pages; this host need not have any.
         if let Ok(fd) = rustix::fs::memfd_create("test", MemfdFlags::HUGETLB) {
             assert!(SharedMemory::open(fd.as_fd(), 8, 0).is_err());
         }

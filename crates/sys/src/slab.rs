@@ -1,11 +1,11 @@
-//! A piece of private memory that belongs to this process alone, and to no other thing in it.
+//! A piece of private memory that only this value of this process uses.
 //!
-//! Problem: memory that holds other hosts' pages must be given back page by page, must not go to
-//! this host's swap, and must not lie in its dumps. An allocator promises none of that. Idea: a
-//! mapping of its own for each slab. It is handed out as a plain slice, for nobody else has it.
+//! Problem: memory that holds other hosts' pages must be given back page by page. It must not go
+//! to this host's swap or into its dumps. An allocator guarantees none of that. Idea: each slab
+//! has a mapping of its own. It is handed out as a plain slice, because it has no other user.
 //!
-//! Cost: a page is there from its first write on; reading a page that was never written maps the
-//! kernel's page of zeros. Leaves out: which pages hold something; the owner knows.
+//! Cost: a page exists from its first write on; reading a page that was never written maps the
+//! kernel's page of zeros. Left out: which pages are in use; the owner knows that.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -21,17 +21,17 @@ pub struct Slab {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the value alone, whichever thread has that.
+// SAFETY: the mapping belongs to this value alone, in any thread.
 unsafe impl Send for Slab {}
 // SAFETY: a shared reference only reads.
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// So many bytes, a multiple of the size of a page and not 0.
+    /// A slab of `length` bytes, a multiple of the page size and not 0.
     ///
     /// # Errors
     ///
-    /// The kernel's: there are no more mappings or addresses to be had.
+    /// The kernel's: there are no more mappings or addresses available.
     pub fn new(length: usize) -> Result<Self, Errno> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at a place that the kernel chooses touches nothing.
@@ -45,32 +45,32 @@ impl Slab {
         Ok(slab)
     }
 
-    /// Asks for huge pages where nothing was written yet: they come and go in a hundredth of the
-    /// time. A kernel that has none, or is told to give none, gives small ones.
+    /// Asks for huge pages where nothing is written yet: they are allocated and freed in a
+    /// hundredth of the time. A kernel without them, or with them disabled, gives small pages.
     pub fn prefer_huge(&mut self) {
         let _is_a_wish = self.advise(0..self.length, Advice::LinuxHugepage);
     }
 
-    /// Keeps all of it in memory: none of it is written to swap, and all of it is there from now
-    /// on.
+    /// Locks all of it in memory: none of it is written to swap, and all of it is resident from
+    /// now on.
     ///
     /// # Errors
     ///
-    /// `NOMEM`: it is more than the process may lock (`RLIMIT_MEMLOCK`), or than there is. `PERM`:
-    /// the process may lock nothing.
+    /// `NOMEM`: it is more than the process may lock (`RLIMIT_MEMLOCK`), or than there is.
+    /// `PERM`: the process may lock nothing.
     pub fn lock(&mut self) -> Result<(), Errno> {
         // SAFETY: the range is our own mapping.
         unsafe { rustix::mm::mlock(self.base.as_ptr(), self.length) }
     }
 
-    /// What it holds.
+    /// Its content.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is readable, as long as the value lives, and only `&mut` writes it.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.length) }
     }
 
-    /// What it holds, to be written.
+    /// Its content, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is writable, as long as the value lives, and `&mut` is the only way.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().cast(), self.length) }
@@ -89,8 +89,8 @@ impl Slab {
     }
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range lies in our own mapping; what the advice does to its content only
-        // `discard` lets happen, which has the value to itself.
+        // SAFETY: the range is in our own mapping; only `discard`, which has exclusive access,
+        // passes an advice that changes the content.
         unsafe {
             rustix::mm::madvise(self.base.as_ptr().byte_add(range.start), range.len(), advice)
         }
@@ -99,7 +99,7 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into a value that is dropped.
+        // SAFETY: there is no reference into a value that is dropped.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr(), self.length) };
         debug_assert!(unmapped.is_ok(), "our own mapping cannot be unmapped");
     }

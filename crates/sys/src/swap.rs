@@ -1,9 +1,8 @@
-//! The host's swap: where it is, and what memory it takes itself.
+//! The host's swap: its devices, and the memory that it uses itself.
 //!
-//! A page that is swapped out takes a page of a disk, or, compressed, some memory: in a zram
-//! device, or in zswap before a disk. Who counts what a process occupies counts that as well. The
-//! kernel tells it of whole devices; what part of it is whose, their shares of what is swapped out
-//! tell.
+//! A swapped page takes a page of a disk or, compressed, some memory: in a zram device, or in
+//! zswap before a disk. The occupied memory of a process includes that. The kernel reports it for
+//! whole devices; the part of a process follows from its share of the swapped memory.
 
 use std::path::{Path, PathBuf};
 
@@ -17,11 +16,11 @@ use crate::procfs::{ProcError, kib_field, read};
 pub struct Device {
     /// Its path, as the kernel names it.
     pub path: PathBuf,
-    /// How large it is.
+    /// Its size.
     pub size: Bytes,
-    /// How much of it is used.
+    /// The used part of it.
     pub used: Bytes,
-    /// What memory it takes, compressed, where it is one of memory (zram).
+    /// The memory that it uses, compressed, if it is a device in memory (zram).
     pub memory: Option<Bytes>,
     /// The kernel fills devices of a higher priority first.
     pub priority: i32,
@@ -30,14 +29,14 @@ pub struct Device {
 /// All of the host's swap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swap {
-    /// In the kernel's order.
+    /// The devices in the kernel's order.
     pub devices: Vec<Device>,
-    /// What zswap takes of memory, before the devices; 0 where it is off, or holds nothing.
+    /// The memory that zswap uses, before the devices; 0 if it is off or empty.
     pub zswap: Bytes,
 }
 
 impl Swap {
-    /// Reads it: three small files, and one for each zram device.
+    /// Reads the state: three small files, and one for each zram device.
     ///
     /// # Errors
     /// When `/proc/swaps` or `/proc/meminfo` cannot be read.
@@ -57,20 +56,20 @@ impl Swap {
         self.devices.iter().filter(move |device| Some(device.priority) == highest)
     }
 
-    /// What is free of the devices that the kernel fills first.
+    /// The free part of the devices that the kernel fills first.
     #[must_use]
     pub fn free_first(&self) -> Bytes {
         self.first().map(|device| device.size.minus(device.used)).sum()
     }
 
-    /// What memory all that is swapped out takes.
+    /// The memory that all swapped pages use.
     #[must_use]
     pub fn memory(&self) -> Bytes {
         self.devices.iter().filter_map(|device| device.memory).sum::<Bytes>().plus(self.zswap)
     }
 
-    /// The same, of what `memory` says is swapped out: 0 to 1 as a rule, and more where it cannot
-    /// be compressed.
+    /// The memory used for each swapped byte, of which `memory` gives the number: usually 0 to 1,
+    /// and more if pages cannot be compressed.
     #[must_use]
     pub fn cost(&self, memory: &MemInfo) -> f32 {
         let swapped = memory.swap_total.minus(memory.swap_free);
@@ -85,7 +84,7 @@ fn parse(text: &str) -> Vec<Device> {
         let mut words = line.split_whitespace();
         let path = PathBuf::from(words.next()?);
         let mut kib = || words.next()?.parse::<u64>().ok().map(Bytes::kib);
-        // Behind the kind: file or partition.
+        // The first word is the kind: file or partition.
         let (_, size, used) = (kib(), kib()?, kib()?);
         let priority = words.next()?.parse().ok()?;
         Some(Device { path, size, used, memory: None, priority })
@@ -93,7 +92,7 @@ fn parse(text: &str) -> Vec<Device> {
     text.lines().skip(1).filter_map(device).collect()
 }
 
-/// What a zram device takes of memory; `None`: it is none.
+/// The memory that a zram device uses; `None`: it is not a zram device.
 fn memory_of(device: &Path) -> Option<Bytes> {
     let name = device.strip_prefix("/dev").ok()?.to_str()?;
     let text = std::fs::read_to_string(format!("/sys/block/{name}/mm_stat")).ok()?;

@@ -1,20 +1,20 @@
-//! How long a thread of another process has waited for a CPU, by the kernel's own count.
+//! The time that a thread of another process has waited for a CPU, from the kernel's own count.
 //!
-//! Who waits for a thread waits for a CPU with it, where the machine is busy. The kernel counts
-//! that for each thread (`schedstat`, second number), exactly and at no cost. Found by name once, a
-//! thread is read by number: some microseconds. A kernel that does not count (`CONFIG_SCHED_INFO`)
-//! has no such file, and then nothing is known.
+//! On a busy machine, a client that waits for a thread also waits for a CPU. The kernel counts
+//! this exactly and for free for each thread (`schedstat`, second number). A thread is found by
+//! name once and then read by number, in some microseconds. A kernel that does not count
+//! (`CONFIG_SCHED_INFO`) has no such file, and then the time is unknown.
 
 use std::path::PathBuf;
 
-/// A thread of some process.
+/// A thread of a process.
 #[derive(Debug)]
 pub struct Thread {
     schedstat: PathBuf,
 }
 
 impl Thread {
-    /// The thread of process `pid` whose name is this; `None`: there is none, or it cannot be seen.
+    /// The thread of process `pid` with this name; `None`: there is none, or it is not visible.
     #[must_use]
     pub fn named(pid: u32, name: &str) -> Option<Self> {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -27,8 +27,8 @@ impl Thread {
         Some(Self { schedstat: path.join("schedstat") })
     }
 
-    /// For how long it has waited for a CPU since it began, in nanoseconds; `None`: it has ended,
-    /// or the kernel does not count.
+    /// The time that it has waited for a CPU since it began, in nanoseconds; `None`: it has
+    /// ended, or the kernel does not count.
     #[must_use]
     pub fn waited_ns(&self) -> Option<u64> {
         let text = std::fs::read_to_string(&self.schedstat).ok()?;
@@ -40,11 +40,11 @@ impl Thread {
 /// may have any number.
 ///
 /// # Errors
-/// When it is gone, or its threads may not be seen.
+/// When the process is gone, or its threads are not visible.
 pub fn names(pid: u32, most: usize) -> std::io::Result<Vec<String>> {
     let mut names = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))?.take(most) {
-        // One that has just ended has no name any more.
+        // A thread that has just ended no longer has a name.
         let name = std::fs::read(task?.path().join("comm")).unwrap_or_default();
         names.push(String::from_utf8_lossy(&name).trim_end().to_owned());
     }
@@ -68,7 +68,7 @@ mod tests {
         // It gives itself its name.
         begun.recv().unwrap();
         let pid = std::process::id();
-        // The kernel may leave out a thread when one before it in the list ends.
+        // The kernel may skip a thread when an earlier one in the list ends.
         let found = std::iter::repeat_with(|| Thread::named(pid, "ob-threads-test"));
         let found = found.flatten().next().unwrap();
         let before = found.waited_ns().unwrap();

@@ -1,14 +1,15 @@
-//! Paths that only root and this process' user can lead elsewhere.
+//! Paths that only root and this process's user can redirect.
 //!
-//! **Problem.** A process with root's rights that opens a path goes wherever the path leads. A user
-//! that may write to a directory on the way, or has put a symbolic link there, decides which file
-//! that is.
+//! **Problem.** A process with root's rights follows every path that it opens. A user who may
+//! write to a directory on the path, or has put a symbolic link there, decides which file is
+//! opened.
 //!
 //! **Idea.** The path is walked one name at a time, by descriptors. Each directory must belong to
-//! root or to this process' user, and no other user may write to it. Where all users may, and only
-//! an owner may rename (`/tmp`: the sticky bit), the entry must belong to them. Symbolic links are
-//! followed where that holds: root made them (LVM's names of disks, for example). The file at the
-//! end is opened without following a link. So the file that was checked is the one that is opened.
+//! root or to this process's user, and no other user may write to it. If all users may write, and
+//! only an owner may rename (`/tmp`: the sticky bit), the entry must belong to root or to this
+//! user. Symbolic links are followed if that holds: root made them (LVM's names of disks, for
+//! example). The file at the end is opened without following a link. So the file that was checked
+//! is the one that is opened.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -24,33 +25,33 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// Most symbolic links on one way, as in the kernel.
+/// The most symbolic links in one path, as in the kernel.
 const MOST_LINKS: usize = 40;
 /// Group or others may write.
 const OTHERS_WRITE: RawMode = 0o022;
 const STICKY: RawMode = 0o1000;
 
-/// Why a path is not trusted, or leads nowhere.
+/// The reason why a path is not trusted, or leads nowhere.
 #[derive(Debug, thiserror::Error)]
 pub enum WayError {
-    /// A directory on the way is not there.
+    /// A directory of the path does not exist.
     #[error("the directory {} does not exist: make it", .0.display())]
     Missing(PathBuf),
-    /// The path does not begin at the root, or ends with no name.
+    /// The path is not absolute, or has no file name at the end.
     #[error("{} is no path of a file that begins with /", .0.display())]
     NoFile(PathBuf),
-    /// Others may write to a directory on the way.
+    /// Others may write to a directory of the path.
     #[error(
         "the directory {} has mode {mode:04o}: others than its owner may write to it, and choose \
          which file this is (chmod go-w)", .path.display()
     )]
     Writable {
-        /// Which.
+        /// The directory.
         path: PathBuf,
         /// Its mode.
         mode: RawMode,
     },
-    /// Another user may lead the way elsewhere.
+    /// Another user could redirect the path.
     #[error(
         "{} belongs to user {owner}, who can put another file in its place: let it belong to root",
         .path.display()
@@ -61,28 +62,28 @@ pub enum WayError {
         /// That user.
         owner: u32,
     },
-    /// Links lead to links without an end.
+    /// There are too many symbolic links.
     #[error("{} has more than {MOST_LINKS} symbolic links", .0.display())]
     Links(PathBuf),
-    /// The kernel says so.
+    /// Another error of the kernel.
     #[error("{}: {error}", .path.display())]
     Io {
-        /// Where.
+        /// The entry.
         path: PathBuf,
         /// The kernel's error.
         error: io::Error,
     },
 }
 
-/// Where a path leads.
+/// A checked path to a file.
 #[derive(Debug)]
 pub struct Way {
-    /// The directory that it ends in.
+    /// The directory of the file.
     directory: OwnedFd,
-    /// As it is called, links followed.
+    /// The directory's path, with links followed.
     shown: PathBuf,
     name: OsString,
-    /// The entry there; `None`: there is none.
+    /// The entry there; `None` if it does not exist.
     found: Option<Stat>,
 }
 
@@ -91,7 +92,7 @@ impl Way {
     ///
     /// # Errors
     ///
-    /// Why it is not trusted, or leads nowhere.
+    /// The reason why the path is not trusted, or leads nowhere.
     pub fn walk(path: &Path) -> Result<Self, WayError> {
         let mut names = names(path);
         if !path.is_absolute() || names.is_empty() {
@@ -109,7 +110,7 @@ impl Way {
                 Err(Errno::NOENT) => return Err(WayError::Missing(here)),
                 found => found.map_err(failed)?,
             };
-            // Where others may make entries, theirs are not followed.
+            // In directories where others may make entries, theirs are not followed.
             if fstat(&at).map_err(failed)?.st_mode & OTHERS_WRITE != 0 {
                 is_ours(&found, &here)?;
             }
@@ -140,46 +141,46 @@ impl Way {
         Err(WayError::NoFile(path.to_owned()))
     }
 
-    /// The entry that was found; `None`: there was none.
+    /// The entry that was found; `None` if it did not exist.
     #[must_use]
     pub fn found(&self) -> Option<&Stat> {
         self.found.as_ref()
     }
 
-    /// The directory that it ends in.
+    /// The directory of the file.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.shown
     }
 
-    /// The same, open (`O_PATH`).
+    /// The open directory (`O_PATH`).
     #[must_use]
     pub fn directory_handle(&self) -> impl AsFd + '_ {
         &self.directory
     }
 
-    /// Opens what is there; no link is followed any more.
+    /// Opens the file; no link is followed any more.
     ///
     /// # Errors
     ///
     /// The kernel's.
     pub fn open(&self, flags: OFlags) -> io::Result<File> {
-        // A pipe that has been put there since does not keep us waiting.
+        // `NONBLOCK`: a pipe that was put there since must not block the open.
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         Ok(openat(&self.directory, &self.name, flags, Mode::empty())?.into())
     }
 
-    /// Makes a file that only its owner may read and write, where nothing is.
+    /// Creates a file that only its owner may read and write; there must be none.
     ///
     /// # Errors
     ///
-    /// The kernel's; `EEXIST`: something is there.
+    /// The kernel's; `EEXIST`: there is an entry.
     pub fn create(&self) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         Ok(openat(&self.directory, &self.name, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// Removes what [`Way::create`] has made.
+    /// Removes the file that [`Way::create`] has made.
     ///
     /// # Errors
     ///

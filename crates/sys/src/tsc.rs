@@ -1,15 +1,15 @@
-//! How fast this machine's time stamp counter runs.
+//! The rate of this machine's time stamp counter.
 //!
 //! **Problem.** An emulated guest reads the host's counter and calibrates it against an emulated
-//! timer. On a busy host that timer stutters, and the guest then believes a clock that is wrong
-//! several times over. Told the right rate, it need not calibrate.
+//! timer. On a busy host that timer stutters, and the guest's clock may then be wrong by a
+//! multiple. A guest that is given the right rate need not calibrate.
 //!
 //! **Idea.** Two readings of counter and clock, some time apart. Each is the closest of several
-//! tries, so that being interrupted between counter and clock spoils none.
+//! tries, so an interruption between counter and clock does not spoil it.
 
 use std::time::{Duration, Instant};
 
-/// The error of a reading is below a microsecond: 1 in 100,000 of this.
+/// The interval between the readings. The error of each is below a microsecond: 1 in 100,000.
 const APART: Duration = Duration::from_millis(100);
 
 /// Ticks per millisecond, measured once.
@@ -26,7 +26,7 @@ pub fn khz() -> u64 {
     })
 }
 
-/// Counter and clock at the same moment.
+/// Reads counter and clock at the same moment.
 #[cfg(target_arch = "x86_64")]
 fn read() -> (u64, Instant) {
     // SAFETY: every x86_64 processor has the instruction, and it touches no memory.

@@ -1,23 +1,22 @@
 //! userfaultfd: pages of one's own process that trap at their next touch, and `UFFDIO_MOVE`.
 //!
-//! **Problem.** To see when memory is touched, and to take a page out of reach without copying it
-//! and without racing against whoever writes it.
+//! **Problem.** Detect when memory is touched, and revoke access to a page without copying it and
+//! without a race against its writers.
 //!
-//! **Idea.** A range that is registered for *missing* pages stops every thread, and the kernel
-//! itself on a thread's behalf, at a page that is not there; whoever reads the descriptor puts
-//! something there and wakes them. `UFFDIO_MOVE` (Linux 6.8) moves the page tables' entries of
-//! anonymous memory from one place to another, atomically for every observer; a page that I/O has
-//! pinned is refused (`EBUSY`). A range that is registered for *writes* stops whoever writes to a
-//! page of it that is protected, also the kernel before it pins it for a device; pages that are
-//! mapped from a file in memory can be protected, too (Linux 5.19).
+//! **Idea.** In a range that is registered for *missing* pages, a touch of a missing page stops
+//! the thread, or the kernel on a thread's behalf. The reader of the descriptor puts a page there
+//! and wakes them. `UFFDIO_MOVE` (Linux 6.8) moves the page-table entries of anonymous memory
+//! from one place to another, atomically for every observer; a page that I/O has pinned is
+//! refused (`EBUSY`). In a range that is registered for *writes*, a write to a protected page
+//! stops the writer, and also the kernel before it pins the page for a device. Pages of a
+//! memory-backed file can be protected, too (Linux 5.19).
 //!
-//! A registered mapping that is moved (`mremap`) stays registered. The call waits until somebody
-//! has read the descriptor: [`Userfaultfd::read_faults`] does, and passes over what it reads of
-//! that.
+//! A registered mapping that is moved (`mremap`) stays registered. The call waits until the event
+//! is read from the descriptor: [`Userfaultfd::read_faults`] reads and ignores it.
 //!
-//! **Invariants.** Only a full userfaultfd is made, never a user-mode-only one: with that, a system
-//! call into a missing page fails with `EFAULT` instead of waiting. The structures below are held
-//! against the kernel's headers (as `linux-raw-sys` ships them) by a test.
+//! **Invariants.** Only a full userfaultfd is made, never a user-mode-only one: with that, a
+//! system call into a missing page fails with `EFAULT` instead of waiting. A test compares the
+//! structures below with the kernel's headers (as `linux-raw-sys` ships them).
 //!
 //! **Cost**, measured: 0.08 µs per page moved in batches, 0.9 µs alone; a huge page whole 3 µs.
 //!
@@ -33,13 +32,14 @@ use rustix::mm::UserfaultfdFlags;
 
 use crate::faults::{self, Call, NOWHERE};
 
-/// Where a process without `CAP_SYS_PTRACE` gets a full userfaultfd, if its owner lets it.
+/// The device through which a process without `CAP_SYS_PTRACE` gets a full userfaultfd, if its
+/// mode permits.
 const DEVICE: &str = "/dev/userfaultfd";
 
 const FLAGS: UserfaultfdFlags = UserfaultfdFlags::CLOEXEC.union(UserfaultfdFlags::NONBLOCK);
 const FEATURE_MOVE: u64 = 1 << 16;
-/// Writes to protected pages trap, those of a file in memory as well; a mapping that is moved stays
-/// registered.
+/// Writes to protected pages trap, also those of a memory-backed file; a mapping that is moved
+/// stays registered.
 const FEATURES_TO_REPLACE: u64 = FEATURE_WRITES | FEATURE_EVENT_REMAP | FEATURE_WRITES_TO_FILES;
 const FEATURE_WRITES: u64 = 1;
 const FEATURE_EVENT_REMAP: u64 = 1 << 2;
@@ -54,9 +54,10 @@ const FAULT_IS_PROTECTED: u64 = 2;
 
 /// `_IO(0xAA, 0)`, asked of [`DEVICE`].
 const NEW: Opcode = opcode::none(0xAA, 0x00);
-/// Registers a range: also asked by programs of their own descriptors.
+/// Registers a range. Programs also make this request on their own descriptors.
 pub const REGISTER: Opcode = opcode::read_write::<RegisterArg>(0xAA, 0x00);
-/// Ends a registration. The kernel's header calls it a read by mistake, for ever.
+/// Ends a registration. The kernel's header declares it as a read by mistake, which cannot be
+/// changed.
 pub const UNREGISTER: Opcode = opcode::read::<Range>(0xAA, 0x01);
 const WAKE: Opcode = opcode::read::<Range>(0xAA, 0x02);
 const COPY: Opcode = opcode::read_write::<CopyArg>(0xAA, 0x03);
@@ -65,21 +66,21 @@ const MOVE: Opcode = opcode::read_write::<CopyArg>(0xAA, 0x05);
 const WRITEPROTECT: Opcode = opcode::read_write::<ProtectArg>(0xAA, 0x06);
 const API: Opcode = opcode::read_write::<ApiArg>(0xAA, 0x3F);
 
-/// A range of addresses, as the kernel has it.
+/// A range of addresses, in the kernel's layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Range {
     /// First byte.
     pub start: u64,
-    /// How many.
+    /// Number of bytes.
     pub len: u64,
 }
 
-/// What [`REGISTER`] points to.
+/// The argument of [`REGISTER`].
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct RegisterArg {
-    /// What is registered.
+    /// The range to register.
     pub range: Range,
     mode: u64,
     ioctls: u64,
@@ -122,7 +123,7 @@ struct ProtectArg {
 /// A touch that waits to be served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fault {
-    /// What was touched.
+    /// The address of the touch.
     pub address: u64,
     /// It is a write to a [protected](Userfaultfd::protect) page; otherwise the page is missing.
     pub is_protected: bool,
@@ -139,18 +140,18 @@ struct Message {
     feature: u64,
 }
 
-/// Why there is no userfaultfd to be had.
+/// The reason why no userfaultfd is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// Neither the system call nor the device.
+    /// Neither the system call nor the device is permitted.
     #[error(
         "userfaultfd is not permitted ({syscall}), nor is {DEVICE} ({device}): run as root, or give \
          the user access to the device"
     )]
     NotPermitted {
-        /// What the system call said.
+        /// The error of the system call.
         syscall: Errno,
-        /// What the device said.
+        /// The error of the device.
         device: Errno,
     },
     /// The kernel has userfaultfd, but is too old.
@@ -161,12 +162,12 @@ pub enum OpenError {
     Api(Errno),
 }
 
-/// What an operation on a range of pages came to: how far it got, and what stopped it.
+/// The result of an operation on a range of pages: the bytes done, and the error that stopped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes done.
     pub bytes: u64,
-    /// Why it went no further.
+    /// The error that stopped it.
     pub stopped: Option<Errno>,
 }
 
@@ -179,14 +180,14 @@ pub struct Userfaultfd {
 }
 
 impl Userfaultfd {
-    /// Opens one that can move pages.
+    /// Opens a userfaultfd that can move pages.
     ///
     /// # Errors
-    /// When it is not permitted, or the kernel too old.
+    /// When it is not permitted, or the kernel is too old.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn open() -> Result<Self, OpenError> {
-        // SAFETY: making the descriptor touches no memory; what it does later is marked `unsafe`
-        // below.
+        // SAFETY: making the descriptor touches no memory; its later operations are marked
+        // `unsafe` below.
         let make = || unsafe { rustix::mm::userfaultfd(FLAGS) };
         let fd = match faults::call(Call::Open, NOWHERE, make) {
             Ok(fd) => fd,
@@ -195,7 +196,7 @@ impl Userfaultfd {
         };
         let mut uffd = Self { fd, can_replace: true };
         let features = match uffd.agree(FEATURES_TO_REPLACE) {
-            // It knows one of them not, and may be asked again.
+            // The kernel lacks one of the features, and may be asked again.
             Err(Errno::INVAL) => {
                 uffd.can_replace = false;
                 uffd.agree(0)
@@ -203,13 +204,13 @@ impl Userfaultfd {
             agreed => agreed,
         };
         let features = features.map_err(OpenError::Api)?;
-        // Kernels before 6.11 agree to what they know and have not.
+        // Kernels before 6.11 agree to known features that they do not have.
         uffd.can_replace &= features & FEATURES_TO_REPLACE == FEATURES_TO_REPLACE;
         let has_move = features & FEATURE_MOVE != 0;
         if has_move { Ok(uffd) } else { Err(OpenError::NoMove) }
     }
 
-    /// Asks for features; answers which ones the kernel has.
+    /// Requests features; returns those that the kernel has.
     fn agree(&self, features: u64) -> Result<u64, Errno> {
         let mut arg = ApiArg { api: 0xAA, features, ioctls: 0 };
         // SAFETY: the structure is the one of this request.
@@ -217,21 +218,21 @@ impl Userfaultfd {
         Ok(arg.features)
     }
 
-    /// Whether [`Self::register_writes`] works for pages of a file in memory, and a registration
-    /// goes along with a mapping that is moved.
+    /// Whether [`Self::register_writes`] works for pages of a memory-backed file, and a moved
+    /// mapping keeps its registration.
     #[must_use]
     pub fn can_replace(&self) -> bool {
         self.can_replace
     }
 
-    /// Lets every missing page of `range` trap. Threads that touch one wait until somebody serves
-    /// them.
+    /// Makes every missing page of `range` trap. Threads that touch one wait until the fault is
+    /// served.
     ///
     /// # Safety
     /// The caller serves the faults for as long as the range is registered.
     ///
     /// # Errors
-    /// The kernel's: `EBUSY` when another userfaultfd has it, `EINVAL` when it cannot be
+    /// The kernel's: `EBUSY` if another userfaultfd has the range, `EINVAL` if it cannot be
     /// registered.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn register(&self, range: Range) -> Result<(), Errno> {
@@ -242,8 +243,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Lets writes to `range` trap where it is [protected](Self::protect), and missing pages no
-    /// more.
+    /// Makes writes to `range` trap where it is [protected](Self::protect); missing pages no
+    /// longer trap.
     ///
     /// # Safety
     /// As for [`Self::register`].
@@ -259,14 +260,14 @@ impl Userfaultfd {
         })
     }
 
-    /// Stops every write to `range`, also one for which the kernel would pin a page, until
-    /// [`Self::unprotect`], the end of the registration, or something else is mapped there.
+    /// Stops every write to `range`, and every pin of a page for writing, until
+    /// [`Self::unprotect`], the end of the registration, or a new mapping there.
     ///
     /// # Safety
-    /// The range is registered for writes, and whoever serves its faults knows of it.
+    /// The range is registered for writes, and the server of its faults knows of the protection.
     ///
     /// # Errors
-    /// The kernel's: a part may be protected then.
+    /// The kernel's; a part may be protected then.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn protect(&self, range: Range) -> Result<(), Errno> {
         faults::through(Call::Protect, range, |range| {
@@ -276,10 +277,10 @@ impl Userfaultfd {
         })
     }
 
-    /// Lets writes to `range` go on, and wakes who waits.
+    /// Permits writes to `range` again, and wakes waiting threads.
     ///
     /// # Safety
-    /// Nobody relies on nothing being written there.
+    /// No code relies on the absence of writes there.
     ///
     /// # Errors
     /// The kernel's.
@@ -292,11 +293,11 @@ impl Userfaultfd {
         })
     }
 
-    /// Ends a registration; whoever waits for a page of it goes on, and finds zeros where there is
-    /// none.
+    /// Ends a registration. Threads that wait for a page of it continue, and find zeros where
+    /// there is no page.
     ///
     /// # Safety
-    /// Every page that the range's users rely on is in its place.
+    /// Every page on which users of the range rely is in its place.
     ///
     /// # Errors
     /// The kernel's.
@@ -308,11 +309,11 @@ impl Userfaultfd {
         })
     }
 
-    /// Moves `len` bytes of pages from `src` to `dst`, which is registered; holes stay holes.
-    /// Nobody is woken.
+    /// Moves `len` bytes of pages from `src` to `dst`, which is registered; holes stay holes. No
+    /// thread is woken.
     ///
     /// # Safety
-    /// Whoever relies on the content at `src` must cope with its pages missing.
+    /// Users of the content at `src` must cope with missing pages.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn move_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
         faults::progress(Call::Move, Range { start: dst, len }, src, |Range { len, .. }| {
@@ -323,10 +324,10 @@ impl Userfaultfd {
         })
     }
 
-    /// Copies pages to where they are missing, in a registered range. Nobody is woken.
+    /// Copies pages to where they are missing, in a registered range. No thread is woken.
     ///
     /// # Safety
-    /// `src` is readable, and its content is what belongs at `dst`.
+    /// `src` is readable, and has the content that belongs at `dst`.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn copy_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
         faults::progress(Call::Copy, Range { start: dst, len }, src, |Range { len, .. }| {
@@ -337,8 +338,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Maps the page of zeros where pages are missing, in a registered range, up to the first that
-    /// is there (`EEXIST`). Nobody is woken.
+    /// Maps the page of zeros where pages are missing, in a registered range, up to the first
+    /// existing page (`EEXIST`). No thread is woken.
     ///
     /// # Safety
     /// Nothing but zeros belongs there.
@@ -352,7 +353,7 @@ impl Userfaultfd {
         })
     }
 
-    /// Wakes who waits for a page of `range`: they look again.
+    /// Wakes threads that wait for a page of `range`; they retry the access.
     ///
     /// # Errors
     /// The kernel's.
@@ -365,11 +366,11 @@ impl Userfaultfd {
         })
     }
 
-    /// Fills in the touches since the last call; answers how many. Who waits for a mapping to be
-    /// moved goes on. Does not allocate.
+    /// Fills in the touches since the last call and returns their number. A thread that waits in
+    /// `mremap` continues. Does not allocate.
     ///
     /// # Errors
-    /// The kernel's; `EAGAIN` when there are none.
+    /// The kernel's; `EAGAIN` if there are none.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn read_faults(&self, faults: &mut [Fault; MAX_FAULTS]) -> Result<usize, Errno> {
         let mut bytes = [0_u8; MAX_FAULTS * size_of::<Message>()];
@@ -394,8 +395,8 @@ impl Userfaultfd {
         Ok(count)
     }
 
-    /// Waits until there is something to be read, `timeout` at most; answers whether there is:
-    /// faults, or a mapping that is being moved. Does not allocate.
+    /// Waits at most `timeout` for a readable event, and returns whether there is one: faults, or
+    /// a mapping that is being moved. Does not allocate.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn wait(&self, timeout: Option<&Timespec>) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
@@ -408,13 +409,13 @@ impl Userfaultfd {
     unsafe fn ask<const OPCODE: Opcode, T>(&self, arg: &mut T) -> Result<(), Errno> {
         // SAFETY: as the caller promises.
         let request = unsafe { Updater::<OPCODE, T>::new(arg) };
-        // SAFETY: the descriptor is a userfaultfd; what the request does to memory is the caller's
-        // care.
+        // SAFETY: the descriptor is a userfaultfd; the caller is responsible for the effect on
+        // memory.
         unsafe { ioctl(&self.fd, request) }
     }
 }
 
-/// Most faults that one [`Userfaultfd::read_faults`] answers.
+/// The most faults in one [`Userfaultfd::read_faults`].
 pub const MAX_FAULTS: usize = 16;
 
 impl AsFd for Userfaultfd {
@@ -435,15 +436,15 @@ fn from_device() -> Result<OwnedFd, Errno> {
         .write(true)
         .open(DEVICE)
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    // SAFETY: the request takes flags by value and answers a new descriptor.
+    // SAFETY: the request takes flags by value and returns a new descriptor.
     unsafe { ioctl(&device, NewDescriptor) }
 }
 
-/// [`NEW`]: its argument is the flags, its answer a descriptor.
+/// [`NEW`]: its argument is the flags, its result a descriptor.
 struct NewDescriptor;
 
-// SAFETY: the kernel reads the argument as a number and writes nothing; the result is a descriptor
-// that nobody else has.
+// SAFETY: the kernel reads the argument as a number and writes nothing; the result is a new
+// descriptor with no other owner.
 unsafe impl rustix::ioctl::Ioctl for NewDescriptor {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;
@@ -465,8 +466,8 @@ unsafe impl rustix::ioctl::Ioctl for NewDescriptor {
     }
 }
 
-/// The kernel answers how far it got in the structure, also when it fails: or there an error as
-/// well.
+/// The kernel reports its progress in the structure, also when it fails, or an error there
+/// instead.
 fn progress(result: Result<(), Errno>, done: i64, len: u64) -> Progress {
     let bytes = u64::try_from(done).unwrap_or(0).min(len);
     match result {

@@ -1,13 +1,13 @@
-//! Users by their names, as `/etc/passwd` has them.
+//! Users by name, from `/etc/passwd`.
 
-/// The number of a user that is given by name or number; `None`: this host knows no such name.
-/// Names of directory services are not looked up: their users are given by number.
+/// The uid of a user given by name or number; `None`: this host has no such name. Names of
+/// directory services are not looked up: their users are given by number.
 #[must_use]
 pub fn uid_of(user: &str) -> Option<u32> {
     if let Ok(uid) = user.parse() {
         return Some(uid);
     }
-    // Whatever bytes the comments of other users have.
+    // The comments of other users may contain any bytes.
     let passwd = std::fs::read("/etc/passwd").unwrap_or_default();
     uid_in(&String::from_utf8_lossy(&passwd), user)
 }
@@ -15,7 +15,7 @@ pub fn uid_of(user: &str) -> Option<u32> {
 /// The user that a process runs as; `None`: it has ended.
 #[must_use]
 pub fn user_of_process(pid: u32) -> Option<u32> {
-    // The owner of `/proc/PID` is root where the process keeps its memory from dumps.
+    // The owner of `/proc/PID` is root if the process is not dumpable.
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     uids.split_whitespace().nth(1)?.parse().ok()

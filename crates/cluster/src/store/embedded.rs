@@ -1,7 +1,8 @@
-//! A store of one host alone: SQLite for the values, and this process for the seats.
+//! A store for a single host: SQLite for the values, and this process for the leases.
 //!
-//! No other process writes here, for one daemon has the state directory. So a seat is taken until
-//! its holder in this process has not been heard of for [`SEAT_TTL`], as in a pool of many hosts.
+//! There are no other writers, because only one daemon has the state directory. So a lease is
+//! held until its holder in this process has not renewed it for [`SEAT_TTL`], as in a pool of
+//! many hosts.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -48,11 +49,11 @@ fn refused(error: rusqlite::Error) -> StoreError {
 }
 
 impl Embedded {
-    /// In this file, which is made if it is missing.
+    /// Opens the store in this file, which is created if it is missing.
     ///
     /// # Errors
     ///
-    /// It cannot be opened, or is no such file.
+    /// The file cannot be opened, or is not a store.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let connection = Connection::open(path).map_err(refused)?;
         connection.execute_batch(SHAPE).map_err(refused)?;
@@ -114,7 +115,7 @@ impl Embedded {
 }
 
 impl State {
-    /// The seat, if this very taking of it holds.
+    /// The lease, if exactly this acquisition of it is still held.
     fn seated(&mut self, seat: &Seat) -> Result<&mut Taken, StoreError> {
         let now = Instant::now();
         let taken = self.seats.get_mut(&seat.key);
@@ -131,7 +132,7 @@ impl Store for Embedded {
     fn changed<'a>(&'a self, _: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let mut revision = self.revision.subscribe();
-            // It cannot end while this store is there.
+            // The channel cannot close while this store exists.
             let _ = timeout(QUIET, revision.wait_for(|revision| *revision > since)).await;
             Ok(())
         })

@@ -1,9 +1,9 @@
-//! A store in etcd: of many hosts.
+//! A store in etcd, for many hosts.
 //!
-//! A seat is a key with a lease; its number is the revision that created it. Each write is a
-//! transaction that compares that number: so a holder whose lease has ended writes nothing,
-//! also by writes that arrive late. (etcd's own elections have shown two
-//! winners.)
+//! A writer's lease is a key bound to an etcd lease; its fencing token is the revision that
+//! created the key. Each write is a transaction that compares that token. So a holder whose lease
+//! has expired writes nothing, even if it does not know this or its write arrives late. (etcd's
+//! own elections have shown two winners.)
 
 use std::time::Duration;
 
@@ -19,40 +19,40 @@ use tokio::time::{Instant, sleep, timeout};
 use super::share::{Share, Verdict};
 use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
 
-/// Keys that are asked for first, and after each fat one. (A page may have 4 MiB, the client's
-/// limit, and a value 1.5, the server's.)
+/// The number of keys requested first, and after each value that is too large. (A page may have
+/// 4 MiB, the client's limit, and a value 1.5, the server's.)
 const FIRST_PAGE: i64 = 16;
-/// Keys that are asked for at most.
+/// The most keys in one request.
 const LARGEST_PAGE: i64 = 1024;
-/// The client's message about a page that is too large (with the code OUT_OF_RANGE).
+/// The client's message for a page that is too large (with the code OUT_OF_RANGE).
 const TOO_LARGE: &str = "message length too large";
 
-/// The longest wait for a change; then the reader looks.
+/// The longest wait for a change; after it the caller reads.
 const QUIET: Duration = Duration::from_secs(10);
-/// How often a connection is asked whether it is there, and how long it may take to say so.
+/// The interval and the timeout of a connection's keep-alive.
 const ALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(3));
 
-/// How long it is waited before another member is asked.
+/// The pause before another member is tried.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The client's message about a lease that has ended.
+/// The client's message for a lease that has expired.
 const LEASE_GONE: &str = "lease not found";
-/// Codes of gRPC by which a server says that nothing was done, and that a retry would fail:
-/// INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED. A store without a leader, or a full one,
-/// may do better later.
+/// Codes of gRPC that mean that nothing was done and a retry is useless: INVALID_ARGUMENT,
+/// PERMISSION_DENIED, UNAUTHENTICATED. A store without a leader, or a full one, may recover
+/// later.
 const REFUSALS: [i32; 3] = [3, 7, 16];
 
-/// A store in etcd. All keys begin with a prefix of this pool.
+/// A store in etcd. All keys begin with the pool's prefix.
 pub struct Etcd {
     client: Client,
     prefix: String,
 }
 
 impl Etcd {
-    /// Of the pool `pool`, at these members. It connects when something is first asked.
+    /// The store of the pool `pool`, at these members. It connects at the first request.
     ///
     /// # Errors
     ///
-    /// An address, or a certificate, that makes no sense.
+    /// An address or a certificate is invalid.
     pub async fn connect(
         endpoints: &[String],
         tls: Option<TlsOptions>,
@@ -74,8 +74,8 @@ impl Etcd {
         format!("{}{key}", self.prefix)
     }
 
-    /// Asks until a member answers: one that has just died is asked, too, and another one knows as
-    /// well. The request may be carried out twice.
+    /// Retries until a member answers, because a member that has just died may be tried first,
+    /// and another one has the same data. The request may be carried out twice.
     async fn ask<T, F>(&self, what: impl Fn(Client) -> F + Send) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, Error>> + Send,
@@ -86,7 +86,7 @@ impl Etcd {
             let left = end.saturating_duration_since(Instant::now());
             match in_time(left, what(self.client.clone())).await {
                 Err(error @ StoreError::Unreachable(_)) => {
-                    // An attempt that had no time left says nothing of the cause.
+                    // An attempt without time left does not show the cause.
                     if Instant::now() + PAUSE >= end {
                         return Err(last.filter(|_| Instant::now() >= end).unwrap_or(error));
                     }
@@ -106,7 +106,7 @@ impl Etcd {
         done.await
     }
 
-    /// Keys and values from `from` to before `end`; `None`: they are too many bytes for a message.
+    /// Keys and values from `from` to before `end`; `None`: they do not fit into a message.
     async fn page(
         &self,
         from: &[u8],
@@ -127,7 +127,7 @@ impl Etcd {
         found.await
     }
 
-    /// Reads each writer's share of the values below `prefix`, all at one moment.
+    /// Reads each writer's share of the values with this prefix, all at one revision.
     async fn read_by_pages(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         let mut from = self.full(prefix).into_bytes();
         let end = end_of(&from);
@@ -141,7 +141,7 @@ impl Etcd {
                     limit = 1;
                     continue;
                 }
-                // Not even alone: its name tells what follows it.
+                // It does not fit even alone: its key alone tells where to continue.
                 let options = options.with_keys_only().with_limit(1);
                 let found = self.page(&from, &end, options).await?;
                 let Some(key) = found.as_ref().and_then(|found| found.kvs().first()) else {
@@ -182,16 +182,16 @@ impl Etcd {
         done.await.map(drop)
     }
 
-    /// That this very seat is taken.
+    /// The condition that exactly this lease is still held.
     fn is_taken(&self, seat: &Seat) -> Compare {
         Compare::create_revision(self.full(&seat.key), CompareOp::Equal, seat.number)
     }
 }
 
-/// The first key after all that begin so.
+/// The first key after all keys with this prefix.
 fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_owned();
-    // A prefix of ours ends with a character, which is never the last of all bytes.
+    // Our prefixes end with a character, which is never the byte 255.
     if let Some(last) = end.last_mut() {
         *last += 1;
     }
@@ -218,7 +218,7 @@ fn failed(error: Error) -> StoreError {
     }
 }
 
-/// The message, followed by its deepest cause.
+/// A message with its root cause.
 fn with_cause(said: &str, error: &dyn std::error::Error) -> String {
     let mut cause = error.source();
     while let Some(deeper) = cause.and_then(|cause| cause.source()) {
@@ -257,7 +257,8 @@ impl Store for Etcd {
             let mut stream = watched.await?;
             let news = async {
                 while let Some(news) = stream.message().await? {
-                    // A revision older than the store remembers has changed for certain.
+                    // A canceled watch means that its revision is compacted, so there were
+                    // changes.
                     if !news.events().is_empty() || news.canceled() {
                         break;
                     }
@@ -284,14 +285,14 @@ impl Store for Etcd {
             let put = PutOptions::new().with_lease(lease);
             let take = TxnOp::put(self.full(key), who, Some(put));
             let all = Txn::new().when([is_free]).and_then([take]);
-            // Where the first answer is lost the second says that it is taken: by this lease, which
-            // is given up.
+            // If the first answer is lost, the retry finds the key taken by this very lease,
+            // which is then revoked.
             let taken = self.txn(all).await?;
             if taken.succeeded() {
                 let number = taken.header().map_or(0, |header| header.revision());
                 return Ok(Some(Seat { key: key.to_owned(), number, lease }));
             }
-            // It would end by itself.
+            // An error does not matter: the lease expires by itself.
             let _ = self.revoke(lease).await;
             Ok(None)
         })

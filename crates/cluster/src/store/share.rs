@@ -1,15 +1,15 @@
-//! How much of what one writer has written is read.
+//! Limits how much of one writer's data is read.
 //!
-//! Each host writes what it likes below its own prefix. If all of that were read, one host could
-//! have the others, and the controller, read and keep gigabytes, or end their reads at the limit of
-//! a message. So each value, and all of one writer together, have a limit. Data beyond it
-//! are as if they were not there, which concerns that writer alone.
+//! Each host writes freely under its own prefix. Without a limit, one host could make the others
+//! and the controller read and keep gigabytes, or make their reads fail at the limit of a
+//! message. So each value, and all values of one writer together, have a limit. Data beyond it
+//! are treated as missing, which concerns that writer alone.
 
-/// Bytes of a value: a report of 5,000 VMs has less than 1 MiB.
+/// The most bytes of a value: a report of 5,000 VMs has less than 1 MiB.
 pub(super) const MOST_OF_A_VALUE: usize = 1 << 20;
-/// Bytes of all keys and values of one writer.
+/// The most bytes of all keys and values of one writer.
 pub(super) const MOST_OF_A_WRITER: usize = 4 << 20;
-/// Keys of one writer: three, and two for each VM that comes or goes.
+/// The most keys of one writer: three, and two for each VM that comes or goes.
 pub(super) const MOST_KEYS_OF_A_WRITER: usize = 4096;
 
 /// The decision on a value.
@@ -19,11 +19,11 @@ pub(super) enum Verdict {
     Keep,
     /// It is left out.
     Skip,
-    /// It is left out, and so is all that follows with this prefix.
+    /// It is left out, and so are all following values with this prefix.
     SkipAll(String),
 }
 
-/// Counts what is kept of the writer whose keys are being read. Keys come in their order.
+/// Counts the kept data of the writer whose keys are being read. Keys come in their order.
 #[derive(Debug, Default)]
 pub(super) struct Share {
     writer: String,
@@ -40,7 +40,7 @@ impl Share {
         }
         let bytes = key.len().saturating_add(value);
         let is_fat = bytes > MOST_OF_A_VALUE;
-        // Each one that is looked at costs, kept or not.
+        // Every value that is read costs time, kept or not.
         self.keys += 1;
         self.bytes += bytes.min(MOST_OF_A_VALUE);
         match self.keys > MOST_KEYS_OF_A_WRITER || self.bytes > MOST_OF_A_WRITER {
@@ -51,7 +51,7 @@ impl Share {
     }
 }
 
-/// The prefix of all that the writer of `key` may write.
+/// The prefix under which the writer of `key` may write.
 fn writer_of(key: &str) -> &str {
     let parts = if key.starts_with("hosts/") { 2 } else { 1 };
     let ends = key.match_indices('/').map(|(at, _)| at + 1);

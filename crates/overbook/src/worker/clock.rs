@@ -1,5 +1,4 @@
-//! Time as the shim tells it: microseconds of `CLOCK_MONOTONIC`, of which a trap carries the lower
-//! half.
+//! The shim's time: microseconds of `CLOCK_MONOTONIC`, of which a trap contains the lower half.
 
 use std::time::Duration;
 
@@ -7,26 +6,25 @@ use model::Time;
 use rustix::time::{ClockId, clock_gettime};
 use sys::clock::boot_now;
 
-/// Now.
+/// The present time.
 pub(super) fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000).saturating_add(u64::try_from(now.tv_nsec / 1000).unwrap_or(0))
 }
 
-/// The same in milliseconds, as the algorithms count.
+/// The same in milliseconds, the unit of the algorithms.
 pub(super) fn time(us: u64) -> Time {
     Time(us / 1_000)
 }
 
-/// The same moment on the boot clock, on which the daemon dates what it knows: none that is later
-/// than now.
+/// The same moment on the boot clock, which the daemon uses for dates; never later than now.
 pub(super) fn boot(at: Time) -> Time {
     let ago = time(now_us()).since(at);
     Time(boot_now().0.saturating_sub(ago.0))
 }
 
-/// The moment on the boot clock that lies back so far.
+/// The moment on the boot clock that was `ago` before now.
 pub(super) fn boot_ago(ago: Duration) -> Time {
     Time(boot_now().0.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)))
 }
@@ -38,8 +36,8 @@ pub(super) fn own_cpu_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(used.tv_nsec).unwrap_or(0))
 }
 
-/// The moment that `lower` is the lower half of: at most half a round (36 minutes) before `now_us`,
-/// and never after it, whatever a shim writes.
+/// The moment whose lower half is `lower`: at most half a round (36 minutes) before `now_us`, and
+/// never after it, for any value from a shim.
 pub(super) fn moment(lower: u32, now_us: u64) -> Time {
     time(moment_us(lower, now_us))
 }

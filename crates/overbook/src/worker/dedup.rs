@@ -1,31 +1,32 @@
-//! Identical pages of a group's VMs, kept once: looking, proposing, and knowing who shares what.
+//! Identical pages of a group's VMs, kept once: finding them, proposing merges, and recording
+//! sharers.
 //!
 //! ```text
-//!   look at a window of a VM ──hash──► index ──equal──► slot of the pool ──merge──► shims ──page states──► book
+//!   window of a VM ─hash─► index ─equal─► slot of the pool ─merge─► shims ─page states─► book
 //! ```
 //!
-//! **Problem.** Guests write while they are looked at, may end at any instant, and none may cost
-//! another its content. **Idea.** What is seen here is only ever a guess: the pool's page is
-//! written once, and each shim compares before it maps it. So nothing that goes wrong here loses a
-//! byte, but one thing: a slot that is used again while somebody still maps it. Therefore every
-//! page that shares a slot, *or that may by now*, holds a reference to it, and a slot is emptied
-//! when the last one is known to be gone.
+//! **Problem.** Guests write while they are scanned, may end at any instant, and none may lose
+//! content because of another. **Idea.** A finding here is only a guess: the pool's page is
+//! written once, and each shim compares before it maps it. So no error here loses a byte, with
+//! one exception: a slot that is reused while a process still maps it. Therefore every page that
+//! shares a slot, *or may share it by now*, holds a reference to it, and a slot is emptied only
+//! when its last reference is known to be gone.
 //!
-//! **Invariants.** A merge that was asked for holds its reference until its outcome is known, from
-//! the answer or, after a new connection, from the page states. A VM that is not worked on (paused,
-//! no connection) keeps all of its references until its process has ended. A page that was merged
-//! and written to has its own copy for good, so its reference ends when it is seen. A page that
-//! shares a slot of another pool than the group's has a copy made: nothing is shared across groups,
-//! and what a dead worker's pool held is let go if it cannot be taken over.
+//! **Invariants.** A requested merge holds its reference until its outcome is known, from the
+//! answer or, after a reconnection, from the page states. A VM without a connection, or a paused
+//! one, keeps all of its references until its process has ended. A page that was merged and then
+//! written has its own copy permanently, so its reference ends when that is seen. A page that
+//! shares a slot of another pool than the group's gets a copy: nothing is shared across groups,
+//! and if a dead worker's pool cannot be taken over, its content is given up.
 //!
-//! **Bounded**: see [`BYTES_PER_PAGE`](pages::dedup::BYTES_PER_PAGE); merges under way,
+//! **Bounded**: see [`BYTES_PER_PAGE`](pages::dedup::BYTES_PER_PAGE); merges in flight,
 //! [`MOST_QUEUED`] per VM.
 //!
-//! **Known pages first.** Where the operator has named shared-pages tables, each VM is swept for
-//! the pages that these name before all is looked at in turn: a few sampled words tell. So a VM
-//! that has just booted shares its programs' code within a moment, at a fraction of a pass's cost.
+//! **Known pages first.** If the operator has named shared-pages tables, each VM is swept for
+//! their pages before all its pages are scanned in turn; a few sampled words identify them. So a
+//! VM that has just booted shares its programs' code quickly, at a fraction of a pass's cost.
 //!
-//! Sources: Kim 2014 §4.1; Jia 2017 §3; `pages::dedup` for what is kept.
+//! Sources: Kim 2014 §4.1; Jia 2017 §3; `pages::dedup` for the data structures.
 
 mod asked;
 mod buffer;
@@ -61,43 +62,43 @@ use sweep::Sweep;
 use vm::{Look, Vm};
 use window::Window;
 
-/// Merges that may wait for the shim: more would be out of date when their turn comes.
+/// The most merges that wait for the shim: with more, the last ones would be outdated.
 const MOST_QUEUED: usize = 4096;
-/// What a window counts for at least, in pages.
+/// The least charge for a window, in pages.
 const LEAST_CHARGED: u32 = 8;
-/// What it counts for that something has to be recalled first: several moves in the shim.
+/// The charge for a window that needs a recall first: several moves in the shim.
 const RECALL_CHARGED: u32 = 64;
-/// So much more is looked at by sweeps than by passes, while there are sweeps.
+/// The pages scanned by sweeps for each page of a pass, while there are sweeps.
 const SWEEPS_TO_PASS: u32 = 3;
-/// No more than this at a time, in pages.
+/// The most pages for sweeps at a time.
 const MOST_FOR_SWEEPS: u32 = 4096;
-/// When a shim is worth being asked for its answer.
+/// The time until a shim should be polled for its answer.
 const ANSWER_IN: Duration = Duration::from_micros(200);
-/// When there is credit for some windows again: each time costs something by itself.
+/// The pause until there is credit for some windows; each wake-up has a cost.
 const IDLE: Duration = Duration::from_millis(50);
-/// When there may be something to do again, where there is nothing.
+/// The pause after which an idle worker checks again for work.
 const NOTHING: Duration = Duration::from_millis(100);
-/// When a pool that cannot be had is asked for again.
+/// The pause before another attempt to get a pool.
 const POOL_AGAIN: Duration = Duration::from_secs(1);
-/// Slots of a pool taken over that are read at a time.
+/// Slots of an adopted pool that are read at a time.
 const READ_AT_ONCE: u32 = 512;
-/// How fast shared pages are copied at most: 4 GB/s, which no shim reaches.
+/// The highest rate of copying shared pages: 4 GB/s, more than any shim can do.
 const UNSHARE_RATE: PagesPerMs = PagesPerMs(1000);
-/// Of the host's memory, this part stays available when shared pages are copied.
+/// The reciprocal of the part of the host's memory that stays available when shared pages are
+/// copied.
 const LEFT_TO_HOST: u64 = 20;
 
-/// What is to be done with what is the same.
+/// The treatment of equal pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// It is looked for and merged, at this rate; without one, as fast as can be.
+    /// They are found and merged at this rate; `None`: without a limit.
     Merge(Option<PagesPerMs>),
-    /// What is shared becomes copies again, as far as the host has memory for them.
+    /// Shared pages become copies again, while the host has memory for them.
     Unshare,
 }
 
-/// A number of the kernel's making (`RandomState` takes its keys from there). With a seed that can
-/// be guessed, by the time of day for example, a guest could make pages whose hashes are all the
-/// same.
+/// A random number from the kernel (`RandomState` takes its keys from there). With a predictable
+/// seed, such as the time of day, a guest could make pages whose hashes are all equal.
 pub(super) fn unguessable() -> u64 {
     RandomState::new().hash_one(())
 }
@@ -111,53 +112,52 @@ pub struct Dedup {
     /// The name of its pool.
     name: String,
     task: Task,
-    /// VMs that leave the group: whatever the task, theirs is to be unshared.
+    /// VMs that leave the group: their pages are unshared under any task.
     leaving: BTreeSet<u32>,
     store: Option<Store>,
-    /// Why there is no pool, and when it is tried again.
+    /// The reason why there is no pool, and the time of the next attempt.
     no_store: Option<(Instant, String)>,
-    /// What is known of the guests' pages before they run.
+    /// The pages that are known before guests run.
     known: Option<Known>,
-    /// What sweeps may count for until a pass has had its part, in pages.
+    /// The pages that sweeps may scan until a pass has had its share.
     for_sweeps: u32,
-    /// Whose turn it is to be swept.
+    /// The pid at which the search for the next VM to sweep starts.
     sweep_turn: u32,
     index: Index,
     /// Pages that the index was made for.
     capacity: u32,
-    /// By QEMU's process.
+    /// VMs by QEMU's pid.
     vms: BTreeMap<u32, Vm>,
-    /// Whose turn it is.
+    /// The pid at which the search for the next VM to scan starts.
     turn: u32,
     seed: u64,
     hash: Hash,
-    /// Pages that were read.
+    /// The pages read.
     buffer: Buffer<{ Window::RUN as usize }>,
-    /// Those of them that were found elsewhere.
+    /// The pages read that have a twin.
     kept: KeptPages,
     ahead: Ahead,
     pace: Pace,
-    /// Pages, again and again.
+    /// Pages scanned so far, with repetitions.
     looked: u64,
 }
 
 impl Dedup {
-    /// For the group of this name. Its pool is made, or taken over from a worker that has ended,
-    /// when it is needed.
+    /// The dedup of the group of this name. Its pool is made, or taken over from a worker that
+    /// has ended, when it is needed.
     #[must_use]
     pub fn new(group: &str) -> Self {
-        // Of a fixed length, whatever the operator calls his groups.
+        // A fixed length, for group names of any length.
         Self::of_pool(format!("{NAME_PREFIX}-{:032x}", xxh3_128(group.as_bytes())))
     }
 
-    /// With another hash. It proposes what to compare and decides nothing: with a bad one less is
-    /// found.
+    /// Uses another hash. The hash only proposes comparisons: a bad one finds less.
     #[must_use]
     pub fn hashing_with(self, hash: Hash) -> Self {
         Self { hash, ..self }
     }
 
-    /// For those who share the pool of this name.
+    /// The dedup of the VMs that share the pool of this name.
     pub(super) fn of_pool(name: String) -> Self {
         Self {
             name,
@@ -182,7 +182,7 @@ impl Dedup {
         }
     }
 
-    /// What is to be done from now on.
+    /// Sets the task.
     pub fn set_task(&mut self, task: Task) {
         self.task = task;
         self.pace.rate = match task {
@@ -191,14 +191,14 @@ impl Dedup {
         };
     }
 
-    /// Pages that are known are looked for first from now on.
+    /// Sets the known pages, which are looked for first from now on.
     pub fn set_known(&mut self, known: Option<Known>) {
         self.known = known;
         self.vms.values_mut().for_each(|vm| vm.sweep = Sweep::default());
     }
 
-    /// What these QEMU processes share is copied from now on, and that of no others unless it is
-    /// the task.
+    /// Sets the QEMU processes whose shared pages are copied; those of others are copied only if
+    /// that is the task.
     pub fn set_leaving(&mut self, pids: BTreeSet<u32>) {
         self.leaving = pids;
     }
@@ -207,9 +207,9 @@ impl Dedup {
         self.task == Task::Unshare || self.leaving.contains(&pid)
     }
 
-    /// Looks at these VMs, which are all of the group's that can be worked on, until `until`, as
-    /// far as the rate allows, and has merged what is equal, or copied what is shared. Never waits.
-    /// Answers how long there is nothing to do.
+    /// Scans these VMs, which must be all workable ones of the group, until `until` or until the
+    /// credit of the rate is used up, and requests merges of equal pages or copies of shared
+    /// ones. Never waits. Returns the time until there is work again.
     pub fn work(&mut self, vms: &mut [&mut Tracked], until: Instant) -> Duration {
         if !self.has_store(vms) {
             return NOTHING;
@@ -234,14 +234,15 @@ impl Dedup {
         }
     }
 
-    /// What is known of a VM, as of when its shim was last there.
+    /// The state of a VM, as of its last contact with its shim.
     #[must_use]
     pub fn reading(&self, pid: u32) -> Option<Reading<Merging>> {
         let vm = self.vms.get(&pid)?;
         Some(vm.reading(self.store.as_ref().map(|store| &store.slots)))
     }
 
-    /// Why nothing is merged, or copied, of this VM just now, although its shim can be reached.
+    /// The reason why no page of this VM is merged or copied just now, although its shim is
+    /// connected.
     #[must_use]
     pub fn why_not(&self, pid: u32) -> Option<String> {
         let no_store = self.no_store.as_ref().map(|(_, why)| why.clone());
@@ -252,18 +253,18 @@ impl Dedup {
         no_store.or_else(|| self.vms.get(&pid)?.why_not()).or_else(no_room)
     }
 
-    /// Whether the pool cannot be had.
+    /// Whether there is no pool.
     pub(super) fn is_without_pool(&self) -> bool {
         self.no_store.is_some()
     }
 
-    /// Whether this VM shares nothing, as of the last look at all of it.
+    /// Whether this VM shares no page, as of the last complete scan.
     #[must_use]
     pub fn is_unshared(&self, pid: u32) -> bool {
         self.vms.get(&pid).is_some_and(Vm::is_unshared)
     }
 
-    /// How many pages were looked at so far, again and again.
+    /// The number of pages scanned so far, with repetitions.
     pub(super) fn looked(&self) -> u64 {
         self.looked
     }
@@ -273,13 +274,13 @@ impl Dedup {
         self.vms.values().map(|vm| u64::from(vm.pages())).sum()
     }
 
-    /// What the pool takes.
+    /// The memory that the pool uses.
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {
         self.store.as_ref().and_then(|store| store.file.bytes().ok()).unwrap_or(0)
     }
 
-    /// Sees to it that there is a pool, if one is needed; `false`: there cannot be one now.
+    /// Ensures that there is a pool, if one is needed; `false`: there is none now.
     fn has_store(&mut self, vms: &mut [&mut Tracked]) -> bool {
         let is_due = self.no_store.as_ref().is_none_or(|(due, _)| Instant::now() >= *due);
         if self.store.is_some() || !is_due || !self.is_needed(vms) {
@@ -289,7 +290,7 @@ impl Dedup {
         let store = match Store::take_over(&self.name, &pids) {
             Ok(Some(store)) => Ok(store),
             Err(error @ AdoptError::InUse) => Err(error.to_string()),
-            // What the guests share of one that cannot be had is copied.
+            // The guests' pages in a pool that cannot be taken over are copied.
             Ok(None) | Err(_) => {
                 Store::create(&self.name).map_err(|error| format!("no pool: {error}"))
             }
@@ -300,7 +301,7 @@ impl Dedup {
         self.store.is_some()
     }
 
-    /// Whether there is anything to merge, or that was merged.
+    /// Whether there are pages to merge, or merged ones.
     fn is_needed(&self, vms: &mut [&mut Tracked]) -> bool {
         let has_merged = |tracked: &mut &mut Tracked| {
             let merged = tracked.with_shim(|linked, _| linked.link().merged_pages());
@@ -312,7 +313,7 @@ impl Dedup {
         }
     }
 
-    /// Reads what a pool taken over holds, a piece at a time.
+    /// Reads the content of an adopted pool, a piece at a time.
     fn read_some(&mut self) {
         let Some(store) = &mut self.store else { return };
         let Some(page) = self.buffer.bytes_mut().first_chunk_mut() else { return };
@@ -326,7 +327,7 @@ impl Dedup {
         }
     }
 
-    /// Looks at the next window; `None`: there is nobody to look at now.
+    /// Scans the next window; `None`: no VM can be scanned now.
     fn look_at_next(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
         if self.for_sweeps > 0
             && let Some(known) = self.known.take()
@@ -339,13 +340,13 @@ impl Dedup {
             }
         }
         let looked = self.look_in_turn(vms);
-        // Where a pass has nothing to do it has had its part.
+        // A pass without work has had its share.
         let earned = looked.map_or(MOST_FOR_SWEEPS, |looked| looked * SWEEPS_TO_PASS);
         self.for_sweeps = (self.for_sweeps + earned).min(MOST_FOR_SWEEPS);
         looked
     }
 
-    /// Looks at the next window of a pass; `None`: there is nobody to look at now.
+    /// Scans the next window of a pass; `None`: no VM can be scanned now.
     fn look_in_turn(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
         let ready = |(pid, vm): &(&u32, &Vm)| {
             let is_done = self.is_to_unshare(**pid) && vm.is_unshared();
@@ -356,19 +357,19 @@ impl Dedup {
         let everything = self.is_to_unshare(pid);
         let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
         let vm = self.vms.get_mut(&pid)?;
-        // Window by window: of two VMs that hold the same, much is found before all of one was
-        // seen.
+        // Alternating by window: much of two VMs with the same content is found before all of one
+        // was scanned.
         self.turn = pid + 1;
         let Some(mut window) = vm.next_window() else { return Some(1) };
         let recalls =
             !everything && tracked.with_shim(|linked, _| vm.recalls(&window, linked)) == Some(true);
         if recalls {
             if vm.look_again(&window) {
-                // Before it is out of reach again.
+                // Repeated at once, before tracking revokes the pages again.
                 self.turn = pid;
                 return Some(RECALL_CHARGED);
             }
-            // The others of the group do not wait for it.
+            // The other VMs of the group do not wait for it.
             vm.rest(&"QEMU has not returned revoked pages in time");
         }
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
@@ -384,8 +385,8 @@ impl Dedup {
         {
             self.turn = pid;
         }
-        // What is there and not due was looked at, too: so a pass takes its time however calm the
-        // pages are.
+        // Pages that exist but are not due are charged too, so a pass takes its time even if the
+        // pages are calm.
         Some(window.there.max(LEAST_CHARGED))
     }
 
@@ -395,7 +396,7 @@ impl Dedup {
         }
     }
 
-    /// Passes on what is queued.
+    /// Sends the queued requests.
     fn send(&mut self, vms: &mut [&mut Tracked]) {
         let mut left = Vec::new();
         for tracked in vms {
@@ -414,12 +415,12 @@ impl Dedup {
         slots.into_iter().for_each(|slot| self.leave(slot));
     }
 
-    /// One reference less to a slot; without any it is emptied.
+    /// Removes a reference to a slot; after the last one the slot is emptied.
     fn leave(&mut self, slot: u32) {
         let Some(store) = &mut self.store else { return };
         if let Some(hash) = store.slots.leave(slot) {
             self.index.remove(hash, Place::Pool(slot));
-            // Should this fail, a page of memory is lost until the slot is used again.
+            // If this fails, a page of memory is wasted until the slot is used again.
             let _ = store.file.empty(slot);
         }
     }

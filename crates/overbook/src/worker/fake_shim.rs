@@ -1,4 +1,4 @@
-//! A shim without a QEMU, for tests: speaks the protocol, and misbehaves on request.
+//! A shim without QEMU, for tests: it speaks the protocol, and misbehaves on request.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,10 +13,10 @@ use sys::shared_memory::SharedMemory;
 
 use crate::worker::clock::now_us;
 
-/// One fake at a time: its address is that of this process.
+/// Only one fake at a time, because its address is that of this process.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What a request of this number is answered with instead of the truth; an empty packet: nothing.
+/// A false answer to the request with this number; an empty packet: no answer.
 pub(super) type Lie = Box<dyn Fn(u32, &Request) -> Option<Vec<u8>>>;
 
 /// The shim of this process.
@@ -29,19 +29,19 @@ pub(super) struct FakeShim {
     layout: Layout,
     regions: Vec<Region>,
     producer: Producer,
-    /// How it was asked to track.
+    /// The tracking that was last requested.
     pub(super) tracking: Option<Tracking>,
-    /// How often.
+    /// The number of such requests.
     pub(super) tracks: u32,
-    /// Whether it was told to hand over what the guest frees.
+    /// Whether it was told to hand over freed memory.
     pub(super) hands_over: bool,
-    /// How often it was asked to give everything back.
+    /// The number of requests to give everything back.
     pub(super) releases: u32,
-    /// The granules that it was asked to revoke, again and again.
+    /// All granules that it was asked to revoke, with repetitions.
     pub(super) asked: Vec<u32>,
-    /// How it lies.
+    /// The source of its false answers.
     pub(super) lie: Lie,
-    /// What it has read and not answered.
+    /// The requests that it has read and not answered.
     unanswered: Vec<(u32, Request)>,
     _turn: MutexGuard<'static, ()>,
 }
@@ -80,7 +80,7 @@ impl FakeShim {
         fake
     }
 
-    /// Where it listens: this thread is named after it.
+    /// The address on which it listens; this thread's name contains it.
     pub(super) fn address(&self) -> String {
         protocol::address(std::process::id(), self.nonce)
     }
@@ -94,7 +94,7 @@ impl FakeShim {
         self.connection.is_some()
     }
 
-    /// Answers whatever has been asked.
+    /// Answers all requests.
     pub(super) fn serve(&mut self) {
         self.collect();
         for (id, request) in std::mem::take(&mut self.unanswered) {
@@ -102,23 +102,23 @@ impl FakeShim {
         }
     }
 
-    /// Answers what has been collected, the newest first.
+    /// Answers the collected requests, the newest first.
     pub(super) fn answer_backwards(&mut self) {
         self.unanswered.reverse();
         self.serve();
     }
 
-    /// How many requests wait for their answers.
+    /// The number of requests without an answer.
     pub(super) fn waiting(&self) -> usize {
         self.unanswered.len()
     }
 
-    /// The requests that wait for their answers.
+    /// The requests without an answer.
     pub(super) fn requests(&self) -> impl Iterator<Item = &Request> {
         self.unanswered.iter().map(|(_, request)| request)
     }
 
-    /// Reads whatever has been asked, and answers nothing.
+    /// Reads all requests without answering them.
     pub(super) fn collect(&mut self) {
         if let Some(connection) = self.listener.accept().unwrap() {
             self.connection = Some(connection);
@@ -148,7 +148,7 @@ impl FakeShim {
         if let Some(connection) = &self.connection
             && !answer.is_empty()
         {
-            // A worker that is gone is noticed at the next look.
+            // A worker that is gone is noticed at the next read.
             let _ = connection.send(&answer, fd);
         }
     }
@@ -213,7 +213,7 @@ impl FakeShim {
         shared.set_freed_at_ms(block, at_ms);
     }
 
-    /// Pages that are freed.
+    /// The freed pages.
     pub(super) fn freed(&self) -> Vec<u32> {
         let pages = u32::try_from(self.layout.bytes()).unwrap();
         (0..pages).filter(|page| self.shared().state(*page) == PageState::Freed).collect()
@@ -274,7 +274,7 @@ impl FakeShim {
         }
     }
 
-    /// Granules that are out of reach.
+    /// The number of revoked pages.
     pub(super) fn revoked(&self) -> usize {
         let pages = u32::try_from(self.layout.bytes()).unwrap();
         let staged = (0..pages).filter(|page| self.shared().state(*page).is_staged());
@@ -284,7 +284,7 @@ impl FakeShim {
 
 impl Drop for FakeShim {
     fn drop(&mut self) {
-        // The next one is another thread's.
+        // The next fake uses another thread.
         let _ = rustix::thread::set_name(c"done");
     }
 }

@@ -1,17 +1,18 @@
-//! Memory that a guest has freed and the kernel keeps: how much it is, and having it taken, the
-//! oldest first.
+//! Memory that a guest has freed and the kernel keeps: its amount, and taking it, the oldest
+//! first.
 //!
-//! **Problem.** The kernel drops freed memory when the whole host is short, in an order of its own.
-//! Which VM is to give first, and how much, the policy knows; and what the guest has taken back in
-//! use must not be touched, or it would be swapped out.
+//! **Problem.** The kernel drops freed memory when the whole host is short, in an order of its
+//! own. The policy knows which VM should give first, and how much. Pages that the guest uses
+//! again must not be touched, or they would be swapped out.
 //!
-//! **Idea.** The shim's page states tell which pages were handed over, and when something of each
-//! block was. The kernel tells which of them are in use again (`sys::frames`): those are let be.
-//! The rest is asked for block by block until no more is kept than the orders say.
+//! **Idea.** The shim's page states show which pages were handed over, and the time of the last
+//! free in each block. The kernel shows which of them are in use again (`sys::frames`); those are
+//! skipped. The rest is requested block by block until no more is kept than the order allows.
 //!
-//! **Settling.** Nobody hears of it when a guest takes a page back, and until it is looked at it is
-//! neither tracked nor merged. So what was handed over long ago is taken in any case, slowly (16 MB
-//! a second): whoever has not wanted it back for that long does not miss it.
+//! **Settling.** A guest that uses a page again does not report it, and until the page is looked
+//! at it is neither tracked nor merged. So pages that were handed over long ago are taken in any
+//! case, slowly (16 MB a second): a guest that has not used them for that long does not miss
+//! them.
 //!
 //! Source: Wan 2013 (IMR) §3.3, §4.
 
@@ -36,69 +37,67 @@ use super::granules::PAGE;
 use super::link::{Link, LinkError};
 use refaults::Refaults;
 
-/// What is freed this long ago is taken in any case.
+/// Memory that was freed this long ago is taken in any case.
 const SETTLED: Duration = Duration::from_secs(600);
-/// How often it is looked at what is freed, at most …
+/// The freed pages are counted at most this often …
 const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// … and neither the page states nor the kernel's page tables are walked for more than this part of
-/// a CPU: one in 200.
+/// … and walking the page states and the kernel's page tables takes at most this part of a CPU
+/// each: one in 200.
 const COUNTING_SHARE: u32 = 200;
-/// What the kernel should have counted anew so long ago is not believed any more: the guest may
-/// have all of it in use.
+/// A count by the kernel that is overdue for this long is ignored: the guest may use all of it.
 const LAZY_STALE: Duration = Duration::from_secs(30);
-/// How often some of what was freed long ago is taken: 16 MB at most.
+/// How often memory that was freed long ago is taken: 16 MB at most.
 const SETTLE_EVERY: Duration = Duration::from_secs(1);
-/// So many blocks fit into a request.
+/// The number of blocks in one request.
 const BLOCKS_AT_ONCE: usize = (MAX_TAKE_PAGES / BLOCK_PAGES) as usize;
-/// After the shim has refused.
+/// The pause after the shim has refused.
 const REST: Duration = Duration::from_secs(2);
 
-/// What is to become of what the guest frees.
+/// The treatment of memory that the guest frees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreedOrder {
-    /// It is handed over, and not discarded.
+    /// It is handed over instead of discarded.
     pub is_lazy: bool,
-    /// No more than this is left to the guest; `None`: all.
+    /// The most freed memory that is left to the guest; `None`: all.
     pub keep: Option<Bytes>,
 }
 
-/// What one guest has freed.
+/// The freed memory of one guest.
 #[derive(Debug)]
 pub(super) struct Freed {
     process: Identity,
     order: FreedOrder,
-    /// What the shim was last told.
+    /// The setting that was last sent to the shim.
     told: bool,
     frames: Option<Frames>,
     refaults: Refaults,
     rests: Option<Instant>,
-    /// When the page states were walked, and when they are next.
+    /// The time of the last walk of the page states, and of the next.
     counted: Instant,
     count_due: Instant,
-    /// The blocks of which something was freed, the oldest first, but those that were looked at
-    /// since.
+    /// The blocks with freed pages, the oldest first, without those that were looked at since.
     blocks: VecDeque<(u64, u32)>,
-    /// Pages that were freed when they were last counted, less what was taken since.
+    /// Freed pages at the last count, less those taken since.
     pages: u64,
     settle_due: Instant,
     handed_over: u64,
-    /// What had been when the shim was first asked.
+    /// The shim's counter at its first reading.
     handed_over_before: Option<u64>,
     lazy: Lazy,
     counts: Counts,
     why_not: Option<String>,
 }
 
-/// What the host can take, by the kernel's count less what was taken since.
+/// The memory that the host can take, by the kernel's count less the pages taken since.
 #[derive(Clone, Copy, Debug)]
 struct Lazy {
     bytes: Bytes,
-    /// When it was counted, and when it is anew.
+    /// The time of the count, and of the next.
     at: Instant,
     due: Instant,
 }
 
-/// What became of pages that were asked for.
+/// The outcome for requested pages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     taken: u64,
@@ -133,7 +132,7 @@ impl Freed {
         self.order = order;
     }
 
-    /// What is known; `None`: it is not to be handed over, and never was.
+    /// The present state; `None`: freed memory is not to be handed over, and never was.
     pub(super) fn reading(&self) -> Option<Reading<FreePages>> {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE));
         let is_known = self.lazy.due.elapsed() <= LAZY_STALE;
@@ -154,12 +153,12 @@ impl Freed {
         Some(Reading::new(value, boot_ago(counted.elapsed())))
     }
 
-    /// Why nothing is taken just now, although it is to be.
+    /// The reason why nothing is taken just now, although there is an order.
     pub(super) fn why_not(&self) -> Option<&str> {
         self.why_not.as_deref()
     }
 
-    /// Asks for what is due.
+    /// Sends the requests that are due.
     pub(super) fn step(&mut self, link: &mut Link) -> Result<(), LinkError> {
         if self.told != self.order.is_lazy && !link.is_handing_over() {
             self.told = self.order.is_lazy;
@@ -172,7 +171,7 @@ impl Freed {
         if now >= self.count_due {
             self.count(link)?;
             self.count_lazy();
-            // What cannot be seen is not counted.
+            // An unreadable page table is not counted.
             let at = |block| block_range(link, block * BLOCK_PAGES);
             let _ = self.frames().and_then(|(frames, refaults)| refaults.look(frames, at));
         }
@@ -216,7 +215,7 @@ impl Freed {
         if self.pages > 0 && began < self.lazy.due {
             return;
         }
-        // Of a process that has ended nothing can be taken.
+        // A process that has ended has nothing to take.
         let is_any = self.pages > 0;
         let count = || memory_of::lazily_free(self.process.pid).unwrap_or_default();
         let bytes = if is_any { count() } else { Bytes::ZERO };
@@ -224,8 +223,8 @@ impl Freed {
         self.lazy = Lazy { bytes, at: began, due: Instant::now() + pause };
     }
 
-    /// The runs to be taken next, and those that are in use again, when so many pages are to be
-    /// taken, and what was freed before this moment in any case.
+    /// The runs to take next, and the runs that are in use again: `beyond` pages, and in any case
+    /// those freed before `settled_by_ms`.
     fn choose(
         &mut self,
         link: &Link,
@@ -240,7 +239,7 @@ impl Freed {
                 break;
             }
             if link.freed_at_ms(block)? != Some(at_ms) {
-                // It has been freed again since: it has its turn after it is counted again.
+                // It has been freed again since; it is taken up after the next count.
                 self.blocks.pop_front();
                 continue;
             }
@@ -253,7 +252,8 @@ impl Freed {
             self.blocks.pop_front();
             seen += pages;
             if free.is_empty() && used.is_empty() {
-                // All of it was discarded, or found missing: the shim forgets when it was freed.
+                // All of it was discarded, or is missing: the request makes the shim forget when
+                // it was freed.
                 back.push(Pages { page: block * BLOCK_PAGES, pages: 1 });
             }
             runs.extend(free);
@@ -262,8 +262,8 @@ impl Freed {
         Ok((runs, back))
     }
 
-    /// What of these runs of a block is not in use, and what is; `None`: that cannot be told, and
-    /// must be.
+    /// Splits these runs of a block into unused and used pages; `None`: that is unknown, and is
+    /// required.
     fn split(
         &mut self,
         link: &Link,
@@ -276,7 +276,7 @@ impl Freed {
         self.why_not = in_use.as_ref().err().map(ToString::to_string);
         let in_use = match in_use {
             Ok(in_use) => in_use,
-            // Nothing can be swapped out.
+            // Without swap, nothing can be swapped out.
             Err(_) if MemInfo::read().is_ok_and(|host| host.swap_total.is_zero()) => {
                 self.why_not = None;
                 Vec::new()
@@ -291,7 +291,7 @@ impl Freed {
         Some((free, used))
     }
 
-    /// The guest's page tables, and what is known by them.
+    /// The guest's page tables, and the record of refaults that is read from them.
     fn frames(&mut self) -> io::Result<(&mut Frames, &mut Refaults)> {
         let frames = match self.frames.take() {
             Some(frames) => frames,
@@ -300,10 +300,11 @@ impl Freed {
         Ok((self.frames.insert(frames), &mut self.refaults))
     }
 
-    /// What became of the pages asked for: not of more than those, whoever answers.
+    /// Counts the outcome for the requested pages; an answer with more pages is cut to their
+    /// number.
     pub(super) fn taken(&mut self, runs: &[Pages], answer: Taken, link: &Link) {
         self.count_answer(page_count(runs), answer);
-        // What cannot be seen is not counted.
+        // An unreadable page table is not counted.
         let at = |block| block_range(link, block * BLOCK_PAGES);
         let _ = self.frames().and_then(|(frames, refaults)| refaults.note(runs, frames, at));
     }
@@ -322,21 +323,21 @@ impl Freed {
         self.lazy.bytes = self.lazy.bytes.minus(Bytes(taken * PAGE));
     }
 
-    /// So many of these pages, which are in use again, do not count as freed any more.
+    /// Of these pages, which are in use again, `pages` no longer count as freed.
     pub(super) fn kept(&mut self, runs: &[Pages], pages: u32) {
         self.count_answer(page_count(runs), Taken { kept: pages, ..Taken::default() });
     }
 
-    /// Nothing is taken now.
+    /// The shim refuses to take pages now.
     pub(super) fn refused(&mut self, refusal: &Refusal) {
-        // What was asked for has its turn again.
+        // The requested pages are counted again.
         self.count_due = Instant::now();
         self.rests = Some(Instant::now() + REST);
         self.why_not = Some(refusal.to_string());
     }
 }
 
-/// The addresses of the block that begins with this page, as far as it is guest RAM.
+/// The addresses of the block that begins with this page; `None`: it is not guest RAM.
 fn block_range(link: &Link, first: u32) -> Option<Range> {
     let holds = |region: &&protocol::Region| {
         (region.first_page..region.first_page + region.pages).contains(&first)
@@ -348,7 +349,7 @@ fn block_range(link: &Link, first: u32) -> Option<Range> {
     Some(Range { start, len: u64::from(pages) * PAGE })
 }
 
-/// What was freed before this moment is taken in any case.
+/// The time before which freed memory is taken in any case.
 fn before_settled_ms(now_ms: u64) -> u64 {
     now_ms.saturating_sub(u64::try_from(SETTLED.as_millis()).unwrap_or(u64::MAX))
 }

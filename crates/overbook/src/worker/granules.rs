@@ -1,20 +1,20 @@
-//! The granules of a VM: numbers as the shim counts them, and without gaps as the algorithms want
-//! them.
+//! The granules of a VM: their numbers in the shim, and their indexes without gaps for the
+//! algorithms.
 //!
-//! Page numbers run through all regions of guest RAM, but regions begin at multiples of 512 pages,
-//! so there are gaps. The algorithms keep an entry per granule and pick among them at random: for
-//! them the granules are counted through, in the same order.
+//! Page numbers run through all regions of guest RAM, but regions begin at multiples of
+//! 512 pages, so there are gaps. The algorithms keep an entry per granule and choose among them
+//! at random. So they use indexes without gaps, in the same order.
 
 use model::Bytes;
 use pages::working_set;
 use protocol::Region;
 
-/// Pages of the guest's memory; the shim counts in nothing else.
+/// The size of a page of the guest's memory, the only unit of the shim.
 pub(super) const PAGE: u64 = 4096;
-/// More is taken for a mistake: 8 TiB.
+/// The most pages of a VM: 8 TiB. More is treated as an error.
 const MOST_PAGES: u64 = (8 << 40) / PAGE;
-/// Nor does a VM have more than so many times the host's memory. It bounds what is kept for a VM,
-/// whatever its shim says.
+/// The most memory of a VM, as a multiple of the host's memory. It bounds the state that is kept
+/// for a VM, for any numbers from its shim.
 const TIMES_HOST: u64 = 2;
 
 /// The map between both numberings.
@@ -22,7 +22,7 @@ const TIMES_HOST: u64 = 2;
 pub(super) struct Granules {
     granule_pages: u32,
     pages: u64,
-    /// Per region: its first granule's number, its first granule's index, how many it has.
+    /// For each region: its first granule's number and index, and the number of its granules.
     spans: Vec<Span>,
 }
 
@@ -33,7 +33,7 @@ struct Span {
     count: u32,
 }
 
-/// More memory than can be.
+/// The shim reports more memory than is possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the shim tells of {pages} pages of guest memory; on this host at most {most} are believed"
@@ -44,8 +44,8 @@ pub struct TooLarge {
 }
 
 impl Granules {
-    /// Of these regions (as `Answer::decode` has checked them), in granules of `granule_pages`;
-    /// without it, of the size that suits the VM. `host` is the host's memory.
+    /// The granules of these regions (as `Answer::decode` has checked them), of `granule_pages`
+    /// pages; without it, of the size that suits the VM. `host` is the host's memory.
     pub(super) fn new(
         regions: &[Region],
         granule_pages: Option<u32>,
@@ -59,7 +59,8 @@ impl Granules {
         if last > most {
             return Err(TooLarge { pages: last, most });
         }
-        // By all the VM's memory: a working set can be as large, and a change would begin anew.
+        // By all the VM's memory: the working set can be as large, and a change would restart
+        // tracking.
         let most = Bytes(pages.saturating_mul(PAGE));
         let granule_pages = granule_pages.unwrap_or_else(|| working_set::granule_pages(0, most));
         let mut index = 0;
@@ -72,12 +73,12 @@ impl Granules {
         Ok(Self { granule_pages, pages, spans: spans.collect() })
     }
 
-    /// Pages in one.
+    /// Pages in a granule.
     pub(super) fn granule_pages(&self) -> u32 {
         self.granule_pages
     }
 
-    /// Bytes in one.
+    /// Bytes in a granule.
     pub(super) fn granule_bytes(&self) -> u64 {
         u64::from(self.granule_pages) * PAGE
     }
@@ -87,12 +88,12 @@ impl Granules {
         Bytes(self.pages * PAGE)
     }
 
-    /// How many there are.
+    /// The number of granules.
     pub(super) fn count(&self) -> u32 {
         self.spans.last().map_or(0, |last| last.index + last.count)
     }
 
-    /// One more than the largest number.
+    /// The largest number plus one.
     pub(super) fn end(&self) -> u32 {
         self.spans.last().map_or(0, |last| last.number + last.count)
     }

@@ -1,12 +1,12 @@
-//! The paper's way to track (MEB §3.1 to §3.4): every touch outside of the hot set traps, and each
-//! trapped granule moves to the top of an LRU stack; how deep it lay is a hit of that distance.
+//! The tracking of the paper (MEB §3.1 to §3.4): every touch outside the hot set traps, and each
+//! trapped granule moves to the top of an LRU stack; its depth there is the distance.
 //!
-//! Kept for the experiments that compare with it: nothing bounds its cost, which is the rate at
+//! It is kept for experiments that compare with it. Nothing bounds its cost, which is the rate at
 //! which the guest leaves its hot set (a random pattern: tens of thousands of traps a second). A
-//! granule counts once in a tick, as everywhere here. With a sample (SHARDS) only some granules are
-//! ever revoked; each stands for the others, so distances are divided by the share. In phases in
-//! which nothing changes tracking can rest ([`Sentinels`]), with the judgement that ships for as
-//! long as its cost asks for; what it knew then holds.
+//! granule counts once in a tick, as in all trackers here. With a sample (SHARDS) only some
+//! granules are ever revoked; each stands for the others, so distances are divided by the share.
+//! In phases without changes tracking can pause ([`Sentinels`]), with the judgement in use for a
+//! time that depends on its cost. The last estimate holds meanwhile.
 
 use model::Time;
 use pages::curve::{AgedHistogram, Histogram};
@@ -27,11 +27,11 @@ pub(super) struct LruStrategy {
     last_tick: Vec<u32>,
     tracking: Tracking,
     share: f64,
-    /// `None`: the hot set stays as it is.
+    /// `None`: the size of the hot set is fixed.
     dynamic: Option<pages::hot_set::HotSet>,
     adjusted: Time,
     sentinels: Option<Sentinels>,
-    /// What a trap costs; known from the first step on.
+    /// The cost of a trap; known from the first step on.
     trap_ns: u64,
     granule_bytes: f64,
 }
@@ -43,7 +43,7 @@ impl std::fmt::Debug for LruStrategy {
 }
 
 impl LruStrategy {
-    /// For these granules.
+    /// A strategy for these granules.
     #[expect(clippy::cast_precision_loss, reason = "a granule has at most 2 MiB")]
     pub(super) fn new(lru: &Lru, granules: &Granules, now: Time) -> Self {
         let count = granules.count();
@@ -69,7 +69,7 @@ impl LruStrategy {
                 granule_pages: granules.granule_pages(),
                 hot_set: Some(hot_set.max(protocol::MIN_HOT_SET)),
                 sample: threshold(lru.sample),
-                // What it really costs is what the experiments want to see.
+                // Unlimited, because the experiments measure the real cost.
                 max_traps_per_s: u32::MAX,
             },
             share: lru.sample.clamp(f64::MIN_POSITIVE, 1.0),
@@ -91,7 +91,7 @@ impl Strategy for LruStrategy {
         if self.is_following() {
             return Some(self.tracking);
         }
-        // Nothing leaves the reach by itself; the sentinels are named.
+        // The shim revokes nothing by itself; the sentinels are named in requests.
         Some(Tracking { hot_set: None, sample: u32::MAX, ..self.tracking })
     }
 
@@ -138,7 +138,7 @@ impl Strategy for LruStrategy {
         self.histogram.add(distance, 1.0 / self.share, at);
     }
 
-    // A lost touch is a lost reference, of very many.
+    // A lost touch is one lost reference among very many.
     fn resync(&mut self, _now: Time, _is_revoked: &mut dyn FnMut(u32) -> bool) {
         if let Some(sentinels) = &mut self.sentinels {
             sentinels.lost();
@@ -178,7 +178,7 @@ impl Strategy for LruStrategy {
     }
 }
 
-/// The share of all hashes as the protocol writes it.
+/// A share of all hashes in the format of the protocol.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// Of 8 KiB, in 32 MiB.
+    /// Granules of 8 KiB, in 32 MiB.
     const GRANULES: u32 = 4_096;
     const TRAP_NS: u64 = 100_000;
 
@@ -218,13 +218,13 @@ mod tests {
             Self { strategy, hot: VecDeque::new(), seed: 1, now: Time(0) }
         }
 
-        /// Numerical Recipes' generator, its upper half.
+        /// The generator of Numerical Recipes, its upper half.
         fn touch(&mut self) -> u32 {
             self.seed = self.seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             u32::try_from((self.seed >> 16) % u64::from(GRANULES * 5 / 8)).unwrap()
         }
 
-        /// A step of 20 ms with so many touches; whether tracking is on after it.
+        /// A step of 20 ms with `touches` touches; returns whether tracking is on after it.
         fn step(&mut self, touches: u32) -> bool {
             self.now = self.now.after(model::Millis(20));
             for _ in 0..touches {
@@ -258,8 +258,8 @@ mod tests {
             guest.step(200);
         });
         let on = (0..180 * 50).filter(|_| guest.step(200)).count();
-        // On, it traps some 8,000 times a second; alone the checks would take a twentieth of the
-        // time.
+        // While tracking is on, it traps some 8,000 times a second; the checks alone would take a
+        // twentieth of the time.
         let up_ratio = f64::from(u32::try_from(on).unwrap()) / (180.0 * 50.0);
         assert!((0.006..=0.0125).contains(&up_ratio), "{up_ratio}");
     }

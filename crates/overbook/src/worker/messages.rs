@@ -1,7 +1,7 @@
-//! What the daemon and a worker say to each other: one JSON object per line.
+//! The protocol between the daemon and a worker: one JSON object per line.
 //!
-//! Orders are always whole: every VM that the group has now. So nothing depends on an earlier line,
-//! and a line that got lost costs nothing but a second.
+//! Orders are always complete: every VM that the group has now. So nothing depends on an earlier
+//! line, and a lost line costs only a second.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,51 +14,53 @@ use sys::process::Identity;
 
 use super::freed::FreedOrder;
 
-/// From the daemon: what is to be done with the group's VMs.
+/// From the daemon: the work to do for the group's VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Orders {
-    /// The VMs; the others are let go.
+    /// The VMs; all others are released.
     pub vms: BTreeMap<VmName, Order>,
-    /// How fast identical pages are looked for; `None`: not at all, and what is shared is unshared.
+    /// The rate of scanning for identical pages; `None`: no scanning, and shared pages are
+    /// unshared.
     #[serde(default)]
     pub scan_rate: Option<PagesPerMs>,
-    /// Files of shared-pages tables: pages that these name are looked for first.
+    /// Files of shared-pages tables: the pages in them are looked for first.
     #[serde(default)]
     pub tables: Vec<PathBuf>,
 }
 
-/// A VM that is to be worked on.
+/// The order for one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
-    /// Which life of it.
+    /// The incarnation of the VM.
     pub incarnation: u64,
     /// QEMU's process.
     pub pid: u32,
-    /// When that began, in clock ticks since boot: the pid alone may be another's by now.
+    /// The start of that process, in clock ticks since boot: the pid alone may have been reused.
     pub started: u64,
-    /// What of the guest lies in its swap.
+    /// The guest's swap in use.
     pub swapped: Bytes,
-    /// What the guest may use.
+    /// The memory that the guest may use.
     pub memory: Bytes,
-    /// What QEMU occupies beside its guest; absent: not known yet.
+    /// The memory that QEMU occupies in addition to its guest; absent: not known yet.
     #[serde(default)]
     pub own: Option<Bytes>,
-    /// What share of a vCPU's time tracking took in half a minute, as a worker said last; absent:
-    /// nothing is known.
+    /// The share of a vCPU's time that tracking took in half a minute, as last reported by a
+    /// worker; absent: unknown.
     #[serde(default)]
     pub spent: Option<Reading<f64>>,
-    /// What tracking may take; off: its pages are only merged.
+    /// The budget of tracking; off: its pages are only merged.
     pub budget: TrackingBudget,
-    /// The RAM of a VM without the shim, which is tracked from outside; absent: by its shim.
+    /// The RAM of a VM without the shim, which is tracked from outside; absent: its shim tracks
+    /// it.
     #[serde(default)]
     pub attach: Option<Bytes>,
-    /// It leaves the group: what it shares is unshared.
+    /// Whether it leaves the group: then its shared pages are unshared.
     #[serde(default)]
     pub leaves: bool,
-    /// What is to become of what it frees.
+    /// The treatment of memory that it frees.
     #[serde(default)]
     pub freed: FreedOrder,
-    /// What it is to have in memory at most, the rest being paged out; absent: everything.
+    /// The most memory that it may have resident, the rest being paged out; absent: all of it.
     #[serde(default)]
     pub resident: Option<Bytes>,
 }
@@ -71,50 +73,50 @@ impl Order {
     }
 }
 
-/// From the worker, once in a second: what it knows. All moments are on the boot clock, which both
+/// From the worker, once in a second: its knowledge. All times are on the boot clock, which both
 /// processes share.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// When it was made.
+    /// The time of the report.
     pub at: Time,
-    /// Every VM that it has been told of.
+    /// Every VM in the orders.
     pub vms: BTreeMap<VmName, VmReport>,
-    /// What the group's pool of shared pages takes.
+    /// The size of the group's pool of shared pages.
     #[serde(default)]
     pub pool: Bytes,
-    /// Pages that the group's tables name.
+    /// The number of pages in the group's tables.
     #[serde(default)]
     pub known_pages: u64,
-    /// Why its tables are of no use.
+    /// The reason why its tables cannot be used.
     #[serde(default)]
     pub why_not_known: Option<String>,
 }
 
-/// What is known of a VM.
+/// The knowledge about a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
-    /// Which life of it.
+    /// The incarnation of the VM.
     pub incarnation: u64,
-    /// What tracking has found out; absent: nothing, or not yet.
+    /// The result of tracking; absent: none, or not yet.
     pub tracking: Option<Reading<Tracking>>,
-    /// Why it is not being tracked just now.
+    /// The reason why it is not being tracked just now.
     pub why_not: Option<String>,
-    /// What of it is shared; absent: nothing is known yet.
+    /// Its shared pages; absent: unknown yet.
     #[serde(default)]
     pub dedup: Option<Reading<Dedup>>,
-    /// Why its pages are not being merged just now.
+    /// The reason why its pages are not being merged just now.
     #[serde(default)]
     pub why_not_merged: Option<String>,
-    /// What it has freed; absent: that is not handed over, or nothing is known yet.
+    /// Its freed memory; absent: that is not handed over, or unknown yet.
     #[serde(default)]
     pub free_pages: Option<Reading<FreePages>>,
-    /// Why nothing of it is taken just now, although it is to be.
+    /// The reason why no freed memory is taken just now, although there is an order.
     #[serde(default)]
     pub why_not_taken: Option<String>,
-    /// Where its memory is; absent: nothing of it is to be paged out, or that is not known.
+    /// The location of its memory; absent: there is no order to page out, or it is unknown.
     #[serde(default)]
     pub cold: Option<Reading<Cold>>,
-    /// Why nothing of it is paged out just now, although it is to be.
+    /// The reason why nothing is paged out just now, although there is an order.
     #[serde(default)]
     pub why_not_paged_out: Option<String>,
 }

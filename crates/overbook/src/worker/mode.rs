@@ -1,5 +1,5 @@
-//! How a VM is to be tracked: the one way that the product uses, and the paper's ways, which
-//! experiments compare it with.
+//! The ways to track a VM: that of the product, and those of the paper, for experiments that
+//! compare them.
 
 use model::Time;
 use pages::budget::DEFAULT_SHARE;
@@ -10,19 +10,19 @@ use super::lru::LruStrategy;
 use super::probes::ProbeStrategy;
 use super::strategy::{Strategy, Untracked};
 
-/// How to track a VM.
+/// The parameters of tracking a VM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// The way.
+    /// The way of tracking.
     pub mode: Mode,
     /// Pages of 4 KiB in a granule, a power of two up to 512; `None`: 32, and 512 above 2 GiB.
     pub granule_pages: Option<u32>,
-    /// What random choices begin with.
+    /// The seed of random choices.
     pub seed: u64,
 }
 
 impl Settings {
-    /// This way, with the usual granules.
+    /// The settings of this way, with the default granules.
     #[must_use]
     pub const fn new(mode: Mode) -> Self {
         Self { mode, granule_pages: None, seed: 1 }
@@ -52,32 +52,32 @@ impl Settings {
 /// A way to track.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Granules chosen at random are revoked at a rate that a budget allows, and the time to their
-    /// next touch is measured. What the product does.
+    /// Granules chosen at random are revoked at a rate that a budget allows, and the time to
+    /// their next touch is measured. The product uses this.
     Probes {
         /// Share of one vCPU's time that the traps may take.
         budget: f64,
     },
-    /// The paper's.
+    /// The way of the paper.
     Lru(Lru),
-    /// Not at all: for VMs whose pages are only merged.
+    /// No tracking: for VMs whose pages are only merged.
     Untracked,
 }
 
-/// The paper's way (MEB §3): an LRU stack of what leaves a hot set.
+/// The paper's way (MEB §3): an LRU stack of the granules that leave a hot set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lru {
-    /// What finds distances.
+    /// The structure that finds distances.
     pub structure: Structure,
-    /// What is not trapped.
+    /// The granules that do not trap.
     pub hot_set: HotSet,
-    /// Share of the granules that is looked at (SHARDS); 1: all.
+    /// The share of the granules that is tracked (SHARDS); 1: all.
     pub sample: f64,
-    /// Whether tracking rests while nothing changes.
+    /// Whether tracking pauses while nothing changes.
     pub intermittent: Intermittent,
 }
 
-/// What finds the distance of a granule in the LRU stack.
+/// The structure that finds the distance of a granule in the LRU stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Structure {
     /// A linked list: O(n).
@@ -91,22 +91,22 @@ pub enum Structure {
 /// The granules that may be touched without a trap, in the order of their last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HotSet {
-    /// So many, at least 64.
+    /// This number, at least 64.
     Fixed(u32),
-    /// As many as the guest's locality asks for, an eighth of all at most, adjusted in each
+    /// A number that follows the guest's locality, at most an eighth of all, adjusted in each
     /// [`INTERVAL`](super::INTERVAL).
     Dynamic,
 }
 
-/// Whether tracking rests while the guest stays in a phase (MEB §3.5). Intervals last
-/// [`INTERVAL`](super::INTERVAL); the event is how many of a fixed few granules are touched in one.
+/// Whether tracking pauses while the guest stays in a phase (MEB §3.5). An interval lasts
+/// [`INTERVAL`](super::INTERVAL); its event is the number of touched granules among a fixed few.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Intermittent {
     /// Never.
     Off,
     /// Never, but the event is measured.
     Watched,
-    /// Yes, judged so; with [`Judgement::Anchored`] the rests are as long as tracking was dear, too
-    /// ([`Duty`](pages::phase::Duty)).
+    /// It pauses by this judgement; with [`Judgement::Anchored`] each rest is also in proportion
+    /// to the cost of tracking ([`Duty`](pages::phase::Duty)).
     On(Judgement),
 }

@@ -1,4 +1,4 @@
-//! The product's way to track: working-set probes within a budget (`pages::probe`).
+//! The tracking of the product: working-set probes within a budget (`pages::probe`).
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use super::cost::Taken;
 use super::granules::Granules;
 use super::strategy::{Estimate, Strategy};
 
-/// How often the budget hears what a trap costs. It moves by a tenth each time: a machine that has
-/// become ten times slower is believed within five seconds.
+/// How often the budget gets the cost of a trap. It moves by a tenth each time, so a machine that
+/// has become ten times slower is recognized within five seconds.
 const OBSERVE_EVERY: Millis = Millis(200);
 
 /// Probes of one VM.
@@ -32,13 +32,13 @@ impl ProbeStrategy {
             granule_pages: granules.granule_pages(),
             hot_set: None,
             sample: u32::MAX,
-            // Once for all: it is generous, and changing it would cost a request.
+            // Set once: it is generous, and a change would cost a request.
             max_traps_per_s: tracker.fuse(),
         };
         Self { tracker, tracking, observed: now }
     }
 
-    /// The same of single pages, without a shim.
+    /// The same for single pages, without a shim.
     pub(super) fn of(budget: f64, pages: u32, most: u32, seed: u64, now: Time) -> Self {
         let tracker = Tracker::new(pages, most, Governor::new(budget), seed, now);
         let max_traps_per_s = tracker.fuse();
@@ -49,7 +49,7 @@ impl ProbeStrategy {
 }
 
 impl ProbeStrategy {
-    /// What is tracked, and for how many tenths of a second each has not been touched; `None`: it
+    /// The tracked granules, each with the tenths of a second since its last touch; `None`: it
     /// may be in use.
     pub(super) fn ages(&mut self, now: Time) -> Vec<(u32, Option<u32>)> {
         self.tracker.ages(now)

@@ -1,36 +1,36 @@
-//! Sentinels: a few granules that are watched even while tracking rests, to see whether the guest
-//! has moved on (MEB §3.5, for hosts without a counter of dTLB misses).
+//! Sentinels: a few granules that are watched even while tracking pauses, to detect when the
+//! guest enters another phase (MEB §3.5, for hosts without a counter of dTLB misses).
 //!
-//! At the beginning of each interval the sentinels are taken out of reach; how many of them are
-//! touched in it is the event, those counted twice that were not touched in the interval before. A
-//! guest in one phase touches the same ones again and again; one that begins to read much once may
-//! touch no more than it did, but others each time. Cost: one trap per sentinel and interval at
-//! most.
+//! At the beginning of each interval the sentinels are revoked. The event is the number of
+//! sentinels touched in the interval; those that were not touched in the interval before count
+//! twice. A guest in one phase touches the same ones again and again. A guest that begins to read
+//! much once may touch no more of them than before, but others each time. Cost: at most one trap
+//! per sentinel and interval.
 //!
-//! The working set of an interval is the mean of what was known of it in its steps.
+//! The working set of an interval is the mean of the estimates in its steps.
 //!
-//! **What tracking costs limits it** ([`Duty`]), with the judgement that ships. Of a stretch in
-//! which all was followed the traps are counted, each at the measured cost, at most as long as the
-//! stretch itself. Where traps were lost they came faster than they could be read: then all of the
-//! time counts. After it tracking rests for as long as that asks for. The paper's judgements are
-//! left as they are, since they are what is compared.
+//! **A limit by cost** ([`Duty`]) applies with the judgement in use. In a stretch of full
+//! tracking the traps are counted, each at the measured cost, up to the length of the stretch. If
+//! traps were lost, they came faster than they could be read, and all of the time counts. Then
+//! tracking pauses for the time that [`Duty`] demands. The paper's judgements are left unchanged,
+//! because they are the baseline.
 
 use std::collections::BTreeSet;
 
 use model::{Millis, Time};
 use pages::phase::{Duty, Intermittent as Phases, Judgement};
 
-/// How long an interval lasts.
+/// The length of an interval.
 pub const INTERVAL: Millis = Millis(1_000);
-/// How many there are: a set that grows by a tenth of the VM touches six more of them.
+/// The number of sentinels: a set that grows by a tenth of the VM touches six more of them.
 const SENTINELS: u32 = 64;
 
-/// The sentinels of a VM, and whether tracking rests.
+/// The sentinels of a VM, and whether tracking pauses.
 #[derive(Debug)]
 pub(super) struct Sentinels {
     granules: Vec<u32>,
     touched: BTreeSet<u32>,
-    /// In the interval before.
+    /// Sentinels touched in the interval before.
     touched_before: BTreeSet<u32>,
     /// Sum and number of the working sets of this interval.
     sizes: (f64, f64),
@@ -38,21 +38,21 @@ pub(super) struct Sentinels {
     event: Option<f64>,
     /// `None`: the event is only measured.
     phases: Option<Phases>,
-    /// `None`: what tracking costs does not limit it.
+    /// `None`: the cost of tracking does not limit it.
     duty: Option<Duty>,
     began: Time,
     /// Traps of this interval; `None`: some were lost.
     traps: Option<u64>,
-    /// CPU time that tracking took beside them.
+    /// CPU time of tracking in addition to the traps.
     spent_ns: u64,
     is_following: bool,
 }
 
 impl Sentinels {
-    /// Among so many granules, evenly spread.
+    /// Sentinels among `granules` granules, evenly spread.
     pub(super) fn new(judgement: Option<Judgement>, granules: u32, now: Time) -> Self {
         let count = granules.min(SENTINELS);
-        // In the middle of as many equal parts.
+        // The middle of each of `count` equal parts.
         let place = |n: u32| (2 * u64::from(n) + 1) * u64::from(granules) / (2 * u64::from(count));
         Self {
             granules: (0..count).filter_map(|n| u32::try_from(place(n)).ok()).collect(),
@@ -70,17 +70,17 @@ impl Sentinels {
         }
     }
 
-    /// Whether everything is to be followed now.
+    /// Whether all granules are tracked now.
     pub(super) fn is_following(&self) -> bool {
         self.is_following
     }
 
-    /// What the last interval has shown.
+    /// The event of the last interval.
     pub(super) fn event(&self) -> Option<f64> {
         self.event
     }
 
-    /// A granule was touched, which trapped.
+    /// Records a touch of a granule, which trapped.
     pub(super) fn touched(&mut self, granule: u32) {
         self.traps = self.traps.map(|traps| traps.saturating_add(1));
         if self.granules.binary_search(&granule).is_ok() {
@@ -88,18 +88,18 @@ impl Sentinels {
         }
     }
 
-    /// Traps came faster than they could be read.
+    /// Records that traps came faster than they could be read.
     pub(super) fn lost(&mut self) {
         self.traps = None;
     }
 
-    /// Tracking took so much CPU time beside traps.
+    /// Adds CPU time of tracking in addition to the traps.
     pub(super) fn spent(&mut self, ns: u64) {
         self.spent_ns = self.spent_ns.saturating_add(ns);
     }
 
-    /// In each step: `working_set` in bytes, where it is measured; a trap costs `trap_ns`. Answers
-    /// at the end of an interval which granules to revoke for the next.
+    /// Called in each step: `working_set` in bytes, if it is measured; `trap_ns` is the cost of a
+    /// trap. At the end of an interval it returns the granules to revoke for the next.
     pub(super) fn turn(
         &mut self,
         now: Time,
@@ -117,11 +117,11 @@ impl Sentinels {
         self.ends = now.after(INTERVAL);
         let taken = self.is_following.then(|| self.taken(now, trap_ns));
         (self.began, self.traps, self.spent_ns) = (now, Some(0), 0);
-        // One more than none, so that a first touch after silence is no change beyond all measure.
+        // One is added, so that a first touch after silence is not an infinite change.
         let count = self.touched.len() + self.touched.difference(&self.touched_before).count();
         let event = f64::from(u32::try_from(count).unwrap_or(u32::MAX)) + 1.0;
         self.touched_before = std::mem::take(&mut self.touched);
-        // Before the first interval nothing was out of reach, so nothing could be seen.
+        // Before the first interval nothing was revoked, so no touch could be seen.
         let is_first = self.event.replace(event).is_none();
         if let Some(phases) = self.phases.as_mut().filter(|_| !is_first) {
             let is_wanted = phases.observe(working_set, event);
@@ -131,8 +131,8 @@ impl Sentinels {
         Some(self.granules.clone())
     }
 
-    /// What tracking has taken of the vCPU's time since the last turn, in intervals: all of it goes
-    /// on at the vCPU's cost where there is no other CPU.
+    /// The vCPU time that tracking took since the last turn, in intervals. All of its CPU time is
+    /// at the vCPU's expense if there is no other CPU.
     #[expect(clippy::cast_precision_loss, reason = "three digits are enough")]
     fn taken(&self, now: Time, trap_ns: u64) -> f64 {
         let all_ms = now.since(self.began).0 as f64;
@@ -177,7 +177,7 @@ mod tests {
         assert!((8..12).any(|n| interval(n, 60)), "it sleeps on");
     }
 
-    /// The first rest, in intervals, of a guest whose every interval is worth waking for.
+    /// The first rest, in intervals, of a guest that raises an alarm in every interval.
     fn rest(judgement: Judgement, mut interval: impl FnMut(&mut Sentinels)) -> usize {
         let mut sentinels = Sentinels::new(Some(judgement), 640, Time(0));
         let following = (0..200).map(|n: u64| {

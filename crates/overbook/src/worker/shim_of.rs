@@ -1,10 +1,10 @@
-//! Where the shim of a process listens, if it has one.
+//! Finds the address of a process's shim.
 //!
-//! **Problem.** An abstract address belongs to the process that binds it first. `/proc/net/unix` is
-//! a text into which any process can write names of any bytes.
+//! **Problem.** An abstract address belongs to the process that binds it first. `/proc/net/unix`
+//! is a text into which any process can write names of any bytes.
 //!
-//! **Idea.** The shim draws its address at random and names its thread after it
-//! (`protocol::listener_name`). Only a process itself can name its threads, so no other process
+//! **Idea.** The shim's address is random, and the name of its thread contains it
+//! (`protocol::listener_name`). Only a process itself can name its threads. So no other process
 //! can hide its shim or point to another address.
 
 use std::io;
@@ -12,14 +12,14 @@ use std::io;
 use sys::process::Identity;
 use sys::threads;
 
-/// Threads that are looked at: the shim's begins with QEMU's first RAM, before its vCPUs.
+/// The most threads that are read: the shim's starts with QEMU's first RAM, before its vCPUs.
 const MOST_THREADS: usize = 1024;
 
-/// The address on which the shim in this process listens; `None`: it has none, or its QEMU has not
-/// begun to run.
+/// The address on which the shim in this process listens; `None`: the process has no shim, or its
+/// QEMU has not started yet.
 ///
 /// # Errors
-/// When the process has ended, or may not be looked into.
+/// When the process has ended, or may not be inspected.
 pub fn shim_of(process: Identity) -> io::Result<Option<String>> {
     let names = threads::names(process.pid, MOST_THREADS)?;
     let found = names.iter().find_map(|name| protocol::address_of_listener(process.pid, name));
@@ -36,7 +36,7 @@ mod tests {
         let own = Identity::own().unwrap();
         let fake = FakeShim::new(512);
         assert_eq!(shim_of(own).unwrap(), Some(fake.address()));
-        // The first process has none, whatever is bound in its name.
+        // The first process has no shim, even if another process binds addresses in its name.
         let first = Identity::of(1).unwrap();
         let _squatters: Vec<_> = (0..1_000)
             .map(|nonce| sys::seqpacket::Listener::bind(&protocol::address(1, nonce)).unwrap())

@@ -1,8 +1,7 @@
-//! Which granules are put out of the guest's reach, and what their touches tell: the part of
-//! tracking that the product and the experiments differ in.
+//! The choice of the granules to revoke, and the evaluation of their touches: the part of
+//! tracking in which the product and the experiments differ.
 //!
-//! A strategy is pure: time, touches and costs are arguments. Granules are counted through without
-//! gaps.
+//! A strategy is pure: time, touches and costs are arguments. Granules are numbered without gaps.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use pages::curve::MissRatioCurve;
 use super::clock::boot;
 use super::cost::Taken;
 
-/// What a strategy has found out. Sizes in granules.
+/// The result of a strategy. Sizes are in granules.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Estimate {
     /// The working set; `None`: no size that was seen is enough.
@@ -23,13 +22,13 @@ pub(super) struct Estimate {
     pub(super) curve: MissRatioCurve,
     /// References per second.
     pub(super) references_per_s: f64,
-    /// The moment that it tells of.
+    /// The moment that the estimate describes.
     pub(super) at: Time,
 }
 
 impl Estimate {
-    /// As a reading of a VM whose granules stand for so many bytes each. What is in the guest's
-    /// swap is not part of it.
+    /// Converts the estimate to a reading of a VM whose granules stand for `bytes_each` bytes
+    /// each. The guest's swap is not included.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -61,58 +60,59 @@ impl Estimate {
     }
 }
 
-/// A way to track.
+/// A way of tracking.
 pub(super) trait Strategy: fmt::Debug + Send {
-    /// What is asked of the shim; may change over time. `None`: nothing, the VM is not tracked.
+    /// The parameters for the shim; they may change over time. `None`: the VM is not tracked.
     fn tracking(&self) -> Option<protocol::Tracking>;
 
-    /// Which granules to revoke now.
+    /// The granules to revoke now.
     fn revoke(&mut self, now: Time) -> Vec<u32>;
 
-    /// The granule, which was to be revoked at `at`, is out of reach.
+    /// The granule, which was requested to be revoked at `at`, is revoked.
     fn revoked(&mut self, granule: u32, at: Time);
 
-    /// The granule was touched and is within reach again.
+    /// The granule was touched and is accessible again.
     fn touched(&mut self, granule: u32, at: Time);
 
-    /// The same of one that was paged out.
+    /// The same for a granule that was paged out.
     fn refaulted(&mut self, granule: u32, at: Time) {
         self.touched(granule, at);
     }
 
-    /// So many granules more to revoke now, whatever that costs: some of them are to be paged out.
+    /// `count` more granules to revoke now, independent of the cost: some of them are to be paged
+    /// out.
     fn revoke_more(&mut self, _now: Time, _count: u32) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Which granules are out of reach, and for how many tenths of a second each has not been
-    /// touched.
+    /// The revoked granules, each with the tenths of a second since its last touch.
     fn idle(&mut self, _now: Time) -> Vec<(u32, u32)> {
         Vec::new()
     }
 
-    /// The granule is within reach again, and it is not known that the guest has touched it.
+    /// The granule is accessible again, and it is unknown whether the guest has touched it.
     fn called_back(&mut self, granule: u32, at: Time) {
         self.touched(granule, at);
     }
 
-    /// The granule, which was to be revoked at `at`, cannot be: all of its pages are shared, or
-    /// given up by the guest.
+    /// The granule, which was requested to be revoked at `at`, cannot be: all of its pages are
+    /// shared, or given up by the guest.
     fn cannot_be_revoked(&mut self, _granule: u32, _at: Time, _is_given_up: bool) {}
 
-    /// Some touches were lost; which granules are out of reach now can be asked.
+    /// Some touches were lost; `is_revoked` tells which granules are revoked now.
     fn resync(&mut self, now: Time, is_revoked: &mut dyn FnMut(u32) -> bool);
 
-    /// Nothing is out of reach any more, without having been touched.
+    /// No granule is revoked any more; they were not touched.
     fn given_back(&mut self, now: Time);
 
-    /// What one trap costs the VM, and what tracking it took since the last call.
+    /// The cost of one trap to the VM, and the cost of tracking it since the last call.
     fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken);
 
-    /// Before, this share of a vCPU's time was taken for so long.
+    /// Before this strategy, tracking took this share of a vCPU's time for `_length`.
     fn begin_after(&mut self, _share: f64, _length: Duration) {}
 
-    /// Whether everything is followed now, or only watched for a change (intermittent tracking).
+    /// Whether all granules are tracked now, or only watched for a change (intermittent
+    /// tracking).
     fn is_following(&self) -> bool {
         true
     }
@@ -122,7 +122,7 @@ pub(super) trait Strategy: fmt::Debug + Send {
         None
     }
 
-    /// What is known by now.
+    /// The present estimate.
     fn estimate(&self, now: Time) -> Option<Estimate>;
 }
 

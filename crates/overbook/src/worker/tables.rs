@@ -1,9 +1,9 @@
 //! The shared-pages tables that a group names, read when they change.
 //!
-//! They are read on a thread of their own: a large one takes seconds, one on a network's file
-//! system may take for ever, and the shims do not wait for either. A table that cannot be read, or
-//! that is sampled at other places than the others, is a reason to know nothing: identical pages
-//! are found all the same, later.
+//! A thread of their own reads them: a large one takes seconds, one on a network file system may
+//! take for ever, and the shims must not wait for either. If a table cannot be read, or is
+//! sampled at other offsets than the others, no table is used: identical pages are still found,
+//! but later.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,19 +16,19 @@ use pages::offline::{MOST_PAGES, RECORD_LEN, Sampling};
 
 use crate::offline;
 
-/// How often it is looked whether a file has changed.
+/// How often the files are checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Which state of a file it is: its inode, its length, and when it and its inode were changed.
+/// The version of a file: its inode, its length, and its times of modification and change.
 type State = (u64, u64, (i64, i64), (i64, i64));
 
-/// Files, each in some state; `None`: it is not there.
+/// Files, each with its version; `None`: the file does not exist.
 type Named = Vec<(PathBuf, Option<State>)>;
 
-/// What was read of which files; `None`: they have not changed.
+/// The files read, with their content; `None`: they have not changed.
 type Found = Option<(Named, Result<Option<(Known, u64)>, String>)>;
 
-/// What is known of the guests' pages.
+/// The known pages of the guests.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     wanted: Vec<PathBuf>,
@@ -37,12 +37,12 @@ pub(super) struct Tables {
     looked: Option<Instant>,
     /// Pages in all of the tables.
     pub(super) pages: u64,
-    /// Why nothing is known.
+    /// The reason why nothing is known.
     pub(super) trouble: Option<String>,
 }
 
 impl Tables {
-    /// These files are to be known from now on.
+    /// Sets the files to read.
     pub(super) fn want(&mut self, paths: &[PathBuf]) {
         if self.wanted != paths {
             self.wanted = paths.to_vec();
@@ -50,7 +50,7 @@ impl Tables {
         }
     }
 
-    /// What is known from now on, if that has changed. Never waits.
+    /// The known pages, if they have changed. Never waits.
     pub(super) fn changed(&mut self) -> Option<Option<Known>> {
         if let Some(reading) = self.reading.take_if(|reading| reading.is_finished()) {
             let found = reading.join().unwrap_or_else(|_| {
@@ -93,7 +93,7 @@ fn state(path: &Path) -> Option<State> {
     Some((file.ino(), file.len(), changed, inode))
 }
 
-/// What these files know, and of how many pages.
+/// Reads these files: the known pages, and their number.
 fn known(paths: &[PathBuf]) -> Result<Option<(Known, u64)>, String> {
     let all: u64 = paths.iter().filter_map(|path| state(path)).map(|(_, len, ..)| len).sum();
     let most = usize::try_from(all).unwrap_or(usize::MAX) / RECORD_LEN;

@@ -1,4 +1,4 @@
-//! A worker's end of the connection against a shim that behaves, and one that does not.
+//! Tests of a worker's end of the connection, with a correct shim and with a faulty one.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ fn is_on(_: &FakeShim, tracked: &Tracked) -> bool {
     *tracked.state() == State::Tracking
 }
 
-/// The first answer to a greeting, and what becomes of the connection.
+/// The state of the connection after the first answer to a greeting.
 fn after(lie: impl Fn(&Request) -> Option<Vec<u8>> + 'static) -> State {
     let mut shim = FakeShim::new(PAGES);
     shim.lie = Box::new(move |_, request| lie(request));
@@ -110,13 +110,13 @@ fn a_shim_that_went_away_is_found_again() {
     until(&mut shim, &mut tracked, |_| {}, is_on);
 }
 
-/// Granules of which a page is out.
+/// Granules with a paged-out page.
 fn out(shim: &FakeShim) -> Vec<u32> {
     (0..PAGES / 32).filter(|granule| shim.shared().is_out(*granule, 32)).collect()
 }
 
-/// A VM of which the host is to have nothing in memory, and whose guest touches a quarter of it
-/// again and again: until all the rest is out.
+/// A VM that may have no resident memory, whose guest touches a quarter of it again and again;
+/// returns when all the rest is paged out.
 fn paged(shim: &mut FakeShim) -> Tracked {
     let mut tracked = connect();
     tracked.set_own(Some(Bytes::ZERO));
@@ -140,7 +140,7 @@ fn what_the_guest_does_not_touch_is_paged_out_and_comes_back_without_a_target() 
     let cold = tracked.cold().unwrap().value;
     assert_eq!((cold.paged_out, cold.returned), (Bytes::mib(48), Bytes::ZERO));
     assert!(!cold.resident.is_zero() && cold.target == Some(Bytes::ZERO));
-    // One touch brings back what it touches, and counts.
+    // One touch brings back the touched granule, and is counted.
     shim.touch(300);
     let is_counted =
         |tracked: &Tracked| tracked.cold().is_some_and(|cold| cold.value.refaults_per_s >= 0.0);
@@ -285,11 +285,11 @@ fn a_ring_full_of_nonsense_does_no_harm() {
     until(&mut shim, &mut tracked, |_| {}, is_on);
 }
 
-/// A shim that is named by a process is that process's own, or is refused.
+/// A shim named by a process must belong to that process, or it is refused.
 #[test]
 fn an_address_that_belongs_to_another_process_is_not_talked_to() {
     let nonce = sys::random::word();
-    // Its thread says where it would listen, and this process listens there.
+    // The thread of `sh` names the address, but this process listens there.
     let script =
         format!("printf {} > /proc/$$/comm; echo; read end", protocol::listener_name(nonce));
     let mut sh = std::process::Command::new("sh")
@@ -321,7 +321,7 @@ fn of_what_is_freed_the_oldest_goes_until_as_much_is_left_as_is_to_be_kept() {
     for (block, age_ms) in [(0, 10), (1, 3_000), (2, 2_000)] {
         shim.free(block, 0..64, now_ms - age_ms);
     }
-    // Its pages are not freed any more.
+    // Its pages are no longer freed.
     shim.free(3, 0..0, now_ms - 5_000);
     let mut tracked = connect();
     tracked.set_freed(FreedOrder { is_lazy: true, keep: None });
@@ -342,7 +342,7 @@ fn of_what_is_freed_the_oldest_goes_until_as_much_is_left_as_is_to_be_kept() {
 fn what_was_freed_long_ago_is_taken_although_nobody_needs_it() {
     let now_ms = super::clock::now_us() / 1_000;
     if now_ms < 700_000 {
-        // The machine has not been up for as long as that.
+        // The machine has not been up for that long.
         return;
     }
     let mut shim = FakeShim::new(PAGES);
@@ -389,7 +389,7 @@ fn a_shim_is_not_believed_to_have_taken_more_than_it_was_asked_for() {
     assert_eq!(counts(&tracked), Some((Bytes::kib(256), Bytes::ZERO, Bytes::ZERO)));
 }
 
-/// What becomes of a connection that tracks, when a request of this kind is answered so.
+/// The state of a tracking connection after a request of this kind gets this answer.
 fn after_status(lie: impl Fn(u32) -> Vec<u8> + 'static) -> State {
     let mut shim = FakeShim::new(PAGES);
     let mut tracked = connect();
@@ -421,7 +421,7 @@ fn answers_belong_to_the_requests_that_they_name_in_whatever_order_they_come() {
     shim.free(1, 0..0, now_ms - 5_000);
     let mut tracked = connect();
     until(&mut shim, &mut tracked, |_| {}, is_on);
-    // Now it revokes, asks how things stand, and takes and keeps freed memory.
+    // Now it revokes, asks for the status, and takes and keeps freed memory.
     tracked.set_freed(FreedOrder { is_lazy: true, keep: Some(Bytes::ZERO) });
     let deadline = Instant::now() + Duration::from_secs(20);
     while shim.waiting() < 4 {
@@ -462,7 +462,7 @@ fn what_is_known_grows_older_while_nothing_new_is() {
     let mut tracked = connect();
     let guest = |shim: &mut FakeShim| (0..512).for_each(|granule| shim.touch(granule));
     until(&mut shim, &mut tracked, guest, |_, t| t.reading().is_some());
-    // From now on nothing can be tracked, and nothing is found out.
+    // From now on tracking is impossible, and there are no new results.
     shim.lie = Box::new(|id, request| {
         let refusal = Refusal::NotTracking { why: "QEMU migrates the VM".to_owned() };
         let is_track = matches!(request, Request::Track(_));
@@ -480,7 +480,7 @@ fn what_is_known_grows_older_while_nothing_new_is() {
 #[test]
 fn what_shares_all_of_its_pages_is_asked_for_once_and_not_taken_to_be_in_use() {
     let mut shim = FakeShim::new(PAGES);
-    // All but a sixteenth; of that all is in use.
+    // All but a sixteenth is merged; the rest is all in use.
     let merged = 32 * 32..PAGES;
     merged.for_each(|page| shim.shared().set_state(page, PageState::Merged));
     let mut tracked = connect();

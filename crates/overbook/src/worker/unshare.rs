@@ -1,4 +1,4 @@
-//! Gives VMs copies of their own of all that they share, when no worker does it any more.
+//! Gives VMs their own copies of all shared pages when there is no worker that does it any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,27 +11,27 @@ use super::dedup::{Dedup, Task};
 use super::mode::{Mode, Settings};
 use super::tracked::{STEP, State, Tracked};
 
-/// How long it goes on without a page being copied, and longer while it still gets around: a pass
-/// over a large VM takes longer.
+/// The timeout without a copied page. It is longer while pages are still being looked at, because
+/// a pass over a large VM takes longer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// So often it looks at everything before it believes that no more will be copied.
+/// The passes over all pages without a copied one, after which no more are expected.
 const ROUNDS: u64 = 2;
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Why a VM still shares pages.
+/// The reason why a VM still shares pages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StillShares {
-    /// A worker of this or another daemon.
+    /// A worker of this or another daemon has the pool.
     #[error("a worker that still runs has its pool")]
     InUse,
-    /// The shim's words, or ours.
+    /// Another reason, from the shim or from this process.
     #[error("{0}")]
     Because(String),
 }
 
-/// Copies what these QEMU processes share, and empties the pools as far as nobody else shares them.
-/// Answers for each that has mapped a pool how much it was, or why not. Waits as long as it gets
-/// on.
+/// Copies the pages that these QEMU processes share, and empties the pools that then have no
+/// other sharer. Returns for each process that has mapped a pool the amount that it shared, or
+/// the reason for a failure. Waits as long as there is progress.
 #[must_use]
 pub fn unshare(processes: &[Identity]) -> BTreeMap<u32, Result<Bytes, StillShares>> {
     let mut pools: BTreeMap<String, BTreeSet<Identity>> = BTreeMap::new();
@@ -42,11 +42,11 @@ pub fn unshare(processes: &[Identity]) -> BTreeMap<u32, Result<Bytes, StillShare
                 pools.entry(name).or_default().insert(process);
             }),
             Err(_) if !process.is_alive() => {}
-            // Whether it shares pages is not known, which is not the same as that it shares none.
+            // It is unknown whether this process shares pages, which differs from sharing none.
             Err(error) => drop(outcomes.insert(process.pid, Err(unreadable(process, &error)))),
         }
     }
-    // All at the same time: no VM waits for one of another group that does not get on.
+    // All pools at the same time: no VM waits for one of another group that makes no progress.
     std::thread::scope(|scope| {
         let of_each = |(pool, members)| scope.spawn(move || of_pool(pool, &members));
         let all: Vec<_> = pools.into_iter().map(of_each).collect();
@@ -105,12 +105,12 @@ fn of_pool(
     vms.iter().filter(|vm| !has_ended(vm.pid())).map(outcome).collect()
 }
 
-/// Whether it gets on.
+/// Watches whether there is progress.
 struct Progress {
     shared: Vec<Option<Bytes>>,
-    /// When that was last another, and how many pages had been looked at then.
+    /// The time of the last change of `shared`, and the number of pages looked at by then.
     changed: (Instant, u64),
-    /// When another page was last looked at.
+    /// The time when another page was last looked at.
     looked: (Instant, u64),
 }
 
@@ -120,7 +120,7 @@ impl Progress {
         Self { shared: Vec::new(), changed: now, looked: now }
     }
 
-    /// Told what is shared, how many pages were looked at so far, and how many there are.
+    /// Takes the shared amounts, the number of pages looked at so far, and the number of pages.
     fn has_ended(&mut self, shared: Vec<Option<Bytes>>, looked: u64, pages: u64) -> bool {
         let now = Instant::now();
         if looked != self.looked.1 {

@@ -1,10 +1,9 @@
-//! The words of a shim, made fit to be shown: it runs inside QEMU, which a guest may have
-//! taken over.
+//! Makes texts of a shim safe to show: it runs inside QEMU, which a guest may have taken over.
 
 use model::words::plain;
 use protocol::{Answer, Refusal, State, WireError};
 
-/// The number of the request that a packet answers, and the answer, whose texts are plain.
+/// The number of the request that a packet answers, and the answer with plain texts.
 pub(super) fn decode(packet: &[u8]) -> Result<(u32, Answer), WireError> {
     let (id, mut answer) = Answer::decode(packet)?;
     match &mut answer {

@@ -1,15 +1,17 @@
 //! A histogram that forgets: each reference weighs e^(−age / time constant).
 //!
-//! Nothing is multiplied as time goes on. A new reference weighs e^(+time) instead, which leaves
-//! every ratio the same; only before the weights grow out of proportion is everything scaled down
-//! once. Ageing lets the curve follow a shrinking set: what is no longer touched fades within a few
-//! time constants. Time is an argument; times that step back count as the newest one seen.
+//! Counts are not multiplied as time goes on. Instead a new reference weighs e^(+time), which
+//! leaves every ratio the same. Only before the weights grow too large, all counts are scaled
+//! down once. Ageing lets the curve follow a shrinking set: memory that is no longer touched
+//! fades within a few time constants. Time is an argument; a time that steps back counts as the
+//! newest one seen.
 
 use model::{Millis, Time};
 
 use super::{Histogram, MissRatioCurve};
 
-/// Time constants after which the weights are scaled down: e^40 is far from what a float holds.
+/// Time constants after which the weights are scaled down: e^40 is far below the limit of a
+/// float.
 const RESCALE: f64 = 40.0;
 
 /// Counts of stack distances that fade with time.
@@ -18,7 +20,7 @@ pub struct AgedHistogram {
     histogram: Histogram,
     time_constant_ms: f64,
     start: Time,
-    /// When a reference weighs 1.
+    /// The time at which a reference weighs 1.
     unit: Time,
     newest: Time,
     weight: f64,
@@ -32,12 +34,12 @@ impl AgedHistogram {
         Self { histogram, time_constant_ms, start: now, unit: now, newest: now, weight: 1.0 }
     }
 
-    /// Counts a reference; one without distance is a first one.
+    /// Counts a reference; `None` is a first reference, which has no distance.
     pub fn record(&mut self, distance: Option<u64>, now: Time) {
         self.add(distance, 1.0, now);
     }
 
-    /// Counts a reference `weight` times, as a sampled one stands for others.
+    /// Counts a reference `weight` times: a sampled one stands for others.
     pub fn add(&mut self, distance: Option<u64>, weight: f64, now: Time) {
         if now > self.newest {
             self.advance(now);
@@ -73,8 +75,8 @@ impl AgedHistogram {
         self.histogram.total() * (-self.constants(now.since(self.unit))).exp()
     }
 
-    /// References per second lately (the paper's NR, as a rate): their faded number over the length
-    /// of the window that fading leaves of the time since the start.
+    /// Recent references per second (the paper's NR, as a rate): their faded number, divided by
+    /// the length of the window that fading leaves of the time since the start.
     #[must_use]
     pub fn references_per_second(&self, now: Time) -> f64 {
         let seen = 1.0 - (-self.constants(now.since(self.start))).exp();

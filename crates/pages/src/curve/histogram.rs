@@ -1,14 +1,14 @@
 //! How often each stack distance occurred, in bounded memory.
 //!
-//! Distances below 2^`precision` have a bucket each; above, each octave is cut into 2^(`precision`
-//! − 1) buckets, so that a distance is known to 1 part in 2^(`precision` − 1) whatever its size. At
+//! Distances below 2^`precision` have a bucket each. Above, each octave is cut into
+//! 2^(`precision` − 1) buckets, so every distance is known to 1 part in 2^(`precision` − 1). At
 //! the default precision that is 1 in 2048, and 2³² distinct ids take 360 kB (log-linear buckets,
-//! as in HdrHistogram). Counts are floating point: sampled and aged references weigh more or less
-//! than 1.
+//! as in HdrHistogram). Counts are floating point, because sampled and aged references weigh more
+//! or less than 1.
 
 use super::{MissRatioCurve, Point};
 
-/// Precision enough for plots and working sets.
+/// Enough precision for plots and working sets.
 const DEFAULT_PRECISION: u32 = 12;
 const MOST_PRECISION: u32 = 32;
 
@@ -29,14 +29,14 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// A histogram that tells all distances up to `largest` apart.
+    /// A histogram that distinguishes all distances up to `largest`.
     #[must_use]
     pub fn exact_to(largest: u64) -> Self {
         let precision = (largest.checked_ilog2().unwrap_or(0) + 1).clamp(2, MOST_PRECISION);
         Self { precision, ..Self::default() }
     }
 
-    /// Counts a reference; one without distance is a first one.
+    /// Counts a reference; `None` is a first reference, which has no distance.
     pub fn record(&mut self, distance: Option<u64>) {
         self.add(distance, 1.0);
     }
@@ -69,14 +69,14 @@ impl Histogram {
         self.total
     }
 
-    /// The weight of the first references, which no memory holds.
+    /// The weight of the first references, which miss at every size.
     #[must_use]
     pub const fn first(&self) -> f64 {
         self.first
     }
 
-    /// The curve; "unknown" while nothing was counted. A count below 0, as a correction may leave
-    /// it at short distances, takes from the hits of longer ones.
+    /// The curve; "unknown" while nothing was counted. A count below 0, which a correction may
+    /// leave at short distances, reduces the hits of longer ones.
     #[must_use]
     pub fn curve(&self) -> MissRatioCurve {
         if self.total <= 0.0 {

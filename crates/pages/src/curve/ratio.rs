@@ -1,7 +1,7 @@
 //! The curve itself: a falling polyline from size 0.
 //!
 //! Invariants: the first point has size 0; sizes ascend strictly; ratios lie in 0 ..= 1 and never
-//! rise. Beyond the last point the curve stays at its ratio: the floor, made of first references.
+//! rise. Beyond the last point the curve keeps its ratio: the floor, made of first references.
 
 /// A point of a miss-ratio curve.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,13 +18,13 @@ pub struct MissRatioCurve {
     points: Vec<Point>,
 }
 
-/// Why points are no miss-ratio curve.
+/// The reason why points are no miss-ratio curve.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum CurveError {
-    /// There is nothing at size 0.
+    /// There is no point at size 0.
     #[error("a miss-ratio curve begins at size 0, not at {0:?}")]
     Start(Option<f64>),
-    /// A size is not above the one before, or not finite.
+    /// A size is not above the previous one, or not finite.
     #[error("point {index} of a miss-ratio curve has size {size}; sizes must ascend")]
     Size {
         /// Which point, from 0.
@@ -32,7 +32,7 @@ pub enum CurveError {
         /// Its size.
         size: f64,
     },
-    /// A ratio is outside 0 ..= 1, or above the one before.
+    /// A ratio is outside 0 ..= 1, or above the previous one.
     #[error(
         "point {index} of a miss-ratio curve has ratio {ratio}; it must lie in 0 ..= 1 and not rise"
     )]
@@ -45,7 +45,7 @@ pub enum CurveError {
 }
 
 impl MissRatioCurve {
-    /// Nothing is known: everything misses.
+    /// A curve without knowledge: every reference misses.
     #[must_use]
     pub fn unknown() -> Self {
         Self { points: vec![Point { size: 0.0, ratio: 1.0 }] }
@@ -54,7 +54,7 @@ impl MissRatioCurve {
     /// A curve through these points.
     ///
     /// # Errors
-    /// When they break the rules of a curve, which the error names.
+    /// If they break the rules of a curve, which the error names.
     pub fn new(points: Vec<Point>) -> Result<Self, CurveError> {
         let first = points.first().map(|point| point.size);
         if first != Some(0.0) {
@@ -73,13 +73,13 @@ impl MissRatioCurve {
         Ok(Self { points })
     }
 
-    /// Its points.
+    /// The curve's points.
     #[must_use]
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// The size beyond which it is flat.
+    /// The size beyond which the curve is flat.
     #[must_use]
     pub fn end(&self) -> f64 {
         self.last().size
@@ -106,14 +106,15 @@ impl MissRatioCurve {
         }
     }
 
-    /// Misses, given how many references there are (or how many in a second).
+    /// The number of misses, given the number of references (or the rate of misses, given their
+    /// rate).
     #[must_use]
     pub fn misses(&self, size: f64, references: f64) -> f64 {
         self.miss_ratio(size) * references
     }
 
-    /// The least size whose miss ratio is at most `tolerable`; none when even the floor is above
-    /// it. Sizes that come in whole units are to be rounded up.
+    /// The least size whose miss ratio is at most `tolerable`; `None` if even the floor is above
+    /// it. A caller whose sizes come in whole units rounds up.
     #[must_use]
     pub fn least_size(&self, tolerable: f64) -> Option<f64> {
         let after = self.points.partition_point(|point| point.ratio > tolerable);
@@ -125,8 +126,8 @@ impl MissRatioCurve {
         Some(before.size + share * (reached.size - before.size))
     }
 
-    /// The same curve with every size multiplied, as from granules to bytes. `unit` must be above
-    /// 0.
+    /// The same curve with every size multiplied, for example from granules to bytes. `unit` must
+    /// be above 0.
     #[must_use]
     pub fn scaled(mut self, unit: f64) -> Self {
         for point in &mut self.points {
@@ -135,9 +136,9 @@ impl MissRatioCurve {
         self
     }
 
-    /// The curve in at most `most` (and at least two) points: those at even steps of its path, with
-    /// both axes scaled to 1. No size and no ratio then moves by more than 2 / (`most` − 1) of its
-    /// axis.
+    /// The curve in at most `most` (and at least two) points, at even steps along its path with
+    /// both axes scaled to 1. No size and no ratio then moves by more than 2 / (`most` − 1) of
+    /// its axis.
     #[must_use]
     pub fn resampled(&self, most: usize) -> Self {
         let (first, last) = (self.points[0], self.last());

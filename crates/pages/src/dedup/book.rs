@@ -1,24 +1,26 @@
-//! What the last looks at each page of one VM said.
+//! The results of the last looks at each page of one VM.
 //!
-//! A page that was never seen is offered at once: most content of a guest lasts, and waiting for a
-//! second look would double the time to a merge. A page that changed between two looks, or whose
-//! merge broke, is *restless*: it is offered again after it has been found unchanged as many times
-//! as it is restless, one more for each change, [`AFTER_BREAK`] after a break. So a page that is
-//! written all the time costs one merge, and one that has settled comes back.
+//! A page that was never seen is offered at once: most content of a guest lasts, and waiting for
+//! a second look would double the time to a merge. A page that changed between two looks, or
+//! whose merge broke, is *restless*. Its count of restlessness rises by one for each change, and
+//! to [`AFTER_BREAK`] after a break; each look that finds the page unchanged lowers it by one,
+//! and at 0 the page is offered again. So a page that is written all the time costs one merge,
+//! and one that has settled comes back.
 //!
-//! A page that was found unchanged again and again is *calm*: it is due in every second pass only,
-//! then in every fourth, up to every thirty-second. Others still find it in the index, so nothing
-//! is merged later for it; a pass over memory that hardly changes costs a small part of the first.
+//! A page that was found unchanged again and again is *calm*: it is due in every second pass
+//! only, then in every fourth, up to every thirty-second. Other pages still find it in the index,
+//! so no merge is delayed; a pass over memory that hardly changes costs a small part of the
+//! first.
 //!
-//! One word per page: unknown; absent; seen, with 22 bits of the hash, how restless and how calm it
-//! is; asked for, while its merge is under way; or merged, with its slot.
+//! Each page has one word: unknown; absent; seen, with 22 bits of the hash, its restlessness and
+//! its calm; asked for, while its merge is under way; or merged, with its slot.
 
-/// What the book takes for each page.
+/// Bytes of the book for each page.
 pub(super) const BYTES_PER_PAGE: f64 = size_of::<Word>() as f64;
 
-/// How restless a page can be.
+/// The highest restlessness.
 const MOST: u32 = 15;
-/// How restless a page is whose merge broke.
+/// The restlessness of a page whose merge broke.
 const AFTER_BREAK: u32 = 3;
 
 /// Two bits of kind, thirty bits of content.
@@ -31,20 +33,20 @@ const KIND_ASKED: u32 = 3 << 30;
 const CONTENT: u32 = KIND_SEEN - 1;
 const TAG_BITS: u32 = 22;
 const CALM_AT: u32 = TAG_BITS + 4;
-/// How calm a page can be: due in one of 2^5 passes.
+/// The highest calm: the page is due in one of 2^5 passes.
 const MOST_CALM: u32 = 5;
 const UNKNOWN: Word = Word(0);
-/// Not seen, for there was nothing.
+/// Looked at, but the page did not exist.
 const ABSENT: Word = Word(1);
 
 /// Whether a page is worth being offered for a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is calm.
+    /// It is calm enough.
     Offer,
     /// It changes too often.
     Restless,
-    /// It is merged, as far as is known, or just being merged.
+    /// It is merged to present knowledge, or its merge is under way.
     Merged,
 }
 
@@ -56,13 +58,13 @@ pub struct Book {
 }
 
 impl Book {
-    /// Pages that have their turn together: what a huge page holds.
+    /// Pages that are due together: those of one huge page.
     pub const TOGETHER: u32 = 512;
 
     /// The most slots that a pool can have: 4 TiB.
     pub const MOST_SLOTS: u32 = CONTENT;
 
-    /// For a VM of so many pages, none of which was seen.
+    /// A book for a VM of `pages` pages, none of which was seen.
     #[must_use]
     pub fn new(pages: u32) -> Self {
         Self { words: vec![UNKNOWN; pages as usize], merged: 0 }
@@ -75,16 +77,15 @@ impl Book {
         is_turn(page, pass, seen.map_or(0, |seen| seen.calm))
     }
 
-    /// Whether a page was there when it was last looked at, and is not to be looked at in this
-    /// pass.
+    /// Whether a page existed when it was last looked at, and is not due in this pass.
     #[must_use]
     pub fn rests(&self, page: u32, pass: u32) -> bool {
         let seen = self.words.get(page as usize).and_then(|word| word.seen());
         seen.is_some_and(|seen| !is_turn(page, pass, seen.calm))
     }
 
-    /// The same of a page that has to be recalled before it can be looked at, even whether it is
-    /// there: where there was nothing it is due as seldom as a calm one.
+    /// The same for a page that must be recalled before it can be looked at, or even be known to
+    /// exist: an absent page is due as seldom as the calmest one.
     #[must_use]
     pub fn is_due_for_recall(&self, page: u32, pass: u32) -> bool {
         if self.words.get(page as usize) == Some(&ABSENT) {
@@ -93,7 +94,7 @@ impl Book {
         self.is_due(page, pass)
     }
 
-    /// There is no such page now: it was never there, or the guest has given it up.
+    /// The page does not exist now: it was never there, or the guest has given it up.
     pub fn absent(&mut self, page: u32) {
         let is_free = |word: &&mut Word| word.slot().is_none() && word.0 != KIND_ASKED;
         if let Some(word) = self.words.get_mut(page as usize).filter(is_free) {
@@ -101,7 +102,7 @@ impl Book {
         }
     }
 
-    /// A page was found with this content. A page that the VM has not is restless for ever.
+    /// A look found the page with this content. A page outside the VM is always restless.
     pub fn look(&mut self, page: u32, hash: u64) -> Verdict {
         let Some(word) = self.words.get_mut(page as usize) else { return Verdict::Restless };
         let tag = tag(hash);
@@ -121,35 +122,36 @@ impl Book {
         if seen.restless == 0 { Verdict::Offer } else { Verdict::Restless }
     }
 
-    /// Whether a page was never looked at, as far as is known, and neither shares a slot nor is
+    /// Whether a page was never looked at, to present knowledge, and neither shares a slot nor is
     /// about to.
     #[must_use]
     pub fn is_unread(&self, page: u32) -> bool {
         self.is_free(page) && self.words.get(page as usize).is_some_and(|it| it.seen().is_none())
     }
 
-    /// Whether a page was changed when it was last looked at, or not long before.
+    /// Whether a page had changed at its last look or at a recent one.
     #[must_use]
     pub fn is_restless(&self, page: u32) -> bool {
         let seen = self.words.get(page as usize).and_then(|word| word.seen());
         seen.is_some_and(|seen| seen.restless > 0)
     }
 
-    /// Whether a page neither shares a slot nor is about to, as far as is known.
+    /// Whether a page neither shares a slot nor is about to, to present knowledge.
     #[must_use]
     pub fn is_free(&self, page: u32) -> bool {
         let word = self.words.get(page as usize);
         word.is_some_and(|word| word.slot().is_none() && word.0 != KIND_ASKED)
     }
 
-    /// A page's merge is under way: until [`Self::merged`] or [`Self::refused`] it is not offered.
+    /// A page's merge is under way: it is not offered until [`Self::merged`] or
+    /// [`Self::refused`].
     pub fn asked(&mut self, page: u32) {
         if let Some(word) = self.words.get_mut(page as usize).filter(|word| word.slot().is_none()) {
             *word = Word(KIND_ASKED);
         }
     }
 
-    /// A page's merge came to nothing: it has changed, or I/O holds it.
+    /// A page's merge failed: the page has changed, or I/O holds it.
     pub fn refused(&mut self, page: u32) {
         if let Some(word) = self.words.get_mut(page as usize).filter(|word| word.0 == KIND_ASKED) {
             *word = Word(KIND_SEEN | 1 << TAG_BITS);
@@ -164,13 +166,12 @@ impl Book {
         }
     }
 
-    /// A merged page was written: it has a copy of its own. Answers the slot that it shared.
+    /// A merged page was written and has a copy of its own. Returns the slot that it shared.
     pub fn broke(&mut self, page: u32) -> Option<u32> {
         self.parts(page, Word(KIND_SEEN | AFTER_BREAK << TAG_BITS))
     }
 
-    /// A page was given back or discarded: what was known of it is void. Answers the slot that it
-    /// shared.
+    /// A page was given back or discarded: its record is void. Returns the slot that it shared.
     pub fn gone(&mut self, page: u32) -> Option<u32> {
         self.parts(page, UNKNOWN)
     }
@@ -189,7 +190,7 @@ impl Book {
         self.words.get(page as usize)?.slot()
     }
 
-    /// The pages that share a slot, and which.
+    /// The pages that share a slot, each with its slot.
     pub fn slots(&self) -> impl Iterator<Item = (u32, u32)> {
         let numbered = (0..).zip(&self.words);
         numbered.filter_map(|(page, word)| Some((page, word.slot()?)))
@@ -208,7 +209,7 @@ impl Book {
     }
 }
 
-/// What the last look at a page said.
+/// The result of the last look at a page.
 #[derive(Clone, Copy)]
 struct Seen {
     tag: u32,
@@ -237,9 +238,10 @@ impl Word {
     }
 }
 
-/// Whether a page that is so calm has its turn in this pass.
+/// Whether a page with this calm is due in this pass.
 fn is_turn(page: u32, pass: u32, calm: u32) -> bool {
-    // Neighbours together, for they are read together; the next ones in another pass.
+    // Neighbours are read together, so they are due together; the next ones are due in another
+    // pass.
     pass.wrapping_add(page / Book::TOGETHER) & ((1 << calm) - 1) == 0
 }
 

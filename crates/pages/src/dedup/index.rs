@@ -1,25 +1,25 @@
 //! A group's contents, each with one place where it is found.
 //!
-//! A table of buckets of one cache line: eight entries of a 32-bit tag and a 32-bit place. The high
-//! bits of a hash choose the bucket, its low bits are the tag, so two contents are taken for one in
-//! one of 2^29 looks: the comparison before a merge finds out.
+//! The index is a table of buckets of one cache line: eight entries of a 32-bit tag and a 32-bit
+//! place. The high bits of a hash choose the bucket, its low bits are the tag. So one look in
+//! 2^29 confuses two contents; the comparison before a merge notices that.
 //!
-//! **Bounded.** The table never grows. Where a bucket is full, a guest's page makes room: it will
-//! be met again when it is next looked at. A slot of the pool never makes room for a guest's page:
-//! without its entry nobody could join those that share it.
+//! **Bounded.** The table never grows. In a full bucket a guest's page is evicted: its next look
+//! enters it again. A slot of the pool is never evicted for a guest's page: without its entry no
+//! page could join those that share it.
 
 use std::ops::Range;
 
 /// Entries in a bucket.
 const WAYS: usize = 8;
-/// Pages for which a bucket is made: the rest is room for those that fall together.
+/// Pages for each bucket; the spare entries are for collisions.
 const PAGES_PER_BUCKET: f64 = 6.0;
-/// What the index takes for each page.
+/// Bytes of the index for each page.
 pub(super) const BYTES_PER_PAGE: f64 = size_of::<Bucket>() as f64 / PAGES_PER_BUCKET;
 
 /// Marks a slot of the pool among places.
 const POOL: u32 = 1 << 31;
-/// No place: all others are below.
+/// No place: all real places are below.
 const NOWHERE: u32 = u32::MAX;
 
 /// Where a content is found.
@@ -47,15 +47,16 @@ const EMPTY: Bucket = Bucket([Entry { tag: 0, place: NOWHERE }; WAYS]);
 #[derive(Clone, Debug)]
 pub struct Index {
     buckets: Vec<Bucket>,
-    /// Which entry of a full bucket makes room next.
+    /// The entry at which the search for an entry to evict starts.
     turn: usize,
 }
 
 impl Index {
-    /// Guests' pages in a group at most: 8 TiB.
+    /// The most guests' pages in a group: 8 TiB.
     pub const MOST_PAGES: u32 = POOL;
 
-    /// For a group of so many pages. With more it works as well, and finds less in one pass.
+    /// An index for a group of `pages` pages. It also works with more, but finds fewer in one
+    /// pass.
     #[must_use]
     pub fn new(pages: u32) -> Self {
         let buckets = (f64::from(pages) / PAGES_PER_BUCKET).ceil().max(1.0);
@@ -64,8 +65,8 @@ impl Index {
         Self { buckets: vec![EMPTY; buckets], turn: 0 }
     }
 
-    /// A page with this content was seen. Answers where the same content is found already;
-    /// otherwise it is found here from now on.
+    /// A page with this content was seen. Returns where the same content is found already;
+    /// otherwise the index has it at this page from now on.
     pub fn meet(&mut self, hash: u64, page: u32) -> Option<Place> {
         match self.find(hash) {
             Some(Place::Guest(known)) if known == page => None,
@@ -84,8 +85,8 @@ impl Index {
         entries.iter().find(|entry| entry.is(hash)).map(|entry| entry.place())
     }
 
-    /// From now on the content is found there. `false`: there is no room, for too many slots fall
-    /// together.
+    /// Sets the place of this content. `false`: there is no room, because too many slots fall
+    /// into its bucket.
     pub fn set(&mut self, hash: u64, place: Place) -> bool {
         let (bucket, turn) = (self.bucket(hash), self.turn);
         let entries = &mut self.buckets[bucket].0;
@@ -99,7 +100,7 @@ impl Index {
         true
     }
 
-    /// The content is no longer found at this place; if it is found elsewhere, that stays.
+    /// Removes the content's entry if it names this place; an entry with another place stays.
     pub fn remove(&mut self, hash: u64, place: Place) {
         let bucket = self.bucket(hash);
         let gone = |entry: &&mut Entry| entry.is(hash) && entry.place == place.number();
@@ -108,7 +109,7 @@ impl Index {
         }
     }
 
-    /// Pages of guests that are there no more, because their VM has left the group.
+    /// Removes the pages of guests that no longer exist because their VM has left the group.
     pub fn forget(&mut self, pages: Range<u32>) {
         for entry in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0) {
             if entry.place < POOL && pages.contains(&entry.place) {
@@ -117,7 +118,7 @@ impl Index {
         }
     }
 
-    /// What it takes.
+    /// The size of the table in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.buckets.len() * size_of::<Bucket>()
@@ -184,7 +185,7 @@ mod tests {
     }
 
     proptest! {
-        /// A place that the index names is the last that was set for that content, and was not
+        /// A place that the index names is the last one that was set for that content and not
         /// removed.
         #[test]
         fn what_is_found_is_where_it_was_put_last(
@@ -199,7 +200,7 @@ mod tests {
                         let known = truth.get(&content).copied();
                         match index.meet(hash(content), page) {
                             Some(place) => prop_assert_eq!(Some(place), known),
-                            // It is there already, or was unknown, or had made room for others.
+                            // The entry is there already, was unknown, or had been evicted.
                             None => {
                                 prop_assert!(!matches!(known, Some(Place::Pool(_)))
                                     || index.find(hash(content)).is_some());

@@ -1,21 +1,21 @@
-//! Which pages are worth a look at once: those whose content is known before any guest runs (Jia
-//! 2017 §3.2).
+//! The pages worth a look at once: those whose content is known before any guest runs (Jia 2017
+//! §3.2).
 //!
 //! A shared-pages table names each of its pages by words sampled at a few offsets. A guest's page
-//! is looked up by the first of them, and only if that is known by all: nearly all others are
-//! turned away by one word. What passes is looked at as any other page: a table proposes, and has
-//! no content.
+//! is looked up by its first word, and by all words only if the first is known; one word rejects
+//! nearly all others. A page that passes is looked at as any other page: a table only proposes,
+//! because it has no content.
 //!
-//! Two bitmaps, [`BITS_PER_PAGE`] bits for each page of the tables: one of first words, one of
-//! whole samples. Of pages that are not known one in some 16 passes each of them, and one that
-//! passes both costs a look.
+//! There are two bitmaps, one of first words and one of whole samples, with [`BITS_PER_PAGE`]
+//! bits for each page of the tables. About one in 16 unknown pages passes each of them; a page
+//! that passes both costs a look.
 
 use crate::offline::{Sampled, Sampling, TableRef};
 
-/// What each of the two bitmaps takes for a page of the tables.
+/// Bits of each of the two bitmaps for a page of the tables.
 const BITS_PER_PAGE: usize = 16;
 
-/// The pages that are known.
+/// The known pages.
 #[derive(Clone, Debug)]
 pub struct Known {
     sampling: Sampling,
@@ -24,7 +24,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Of no pages yet; there will be about so many, sampled like this.
+    /// An empty set, made for about `pages` pages with this sampling.
     #[must_use]
     pub fn new(sampling: Sampling, pages: usize) -> Self {
         Self { sampling, first: Bitmap::for_pages(pages), whole: Bitmap::for_pages(pages) }
@@ -38,19 +38,19 @@ impl Known {
         known
     }
 
-    /// A page with these words is known, too.
+    /// Adds a page with these words.
     pub fn add(&mut self, sampled: &Sampled) {
         self.first.set(mixed(&sampled.0[..1]));
         self.whole.set(mixed(&sampled.0));
     }
 
-    /// Where in a page its words are sampled.
+    /// The offsets in a page at which words are sampled.
     #[must_use]
     pub fn sampling(&self) -> Sampling {
         self.sampling
     }
 
-    /// Whether a known page has this for its first sampled word.
+    /// Whether a known page has this word as its first sampled word.
     #[must_use]
     pub fn may_begin_with(&self, word: u64) -> bool {
         self.first.has(mixed(&[word]))
@@ -62,14 +62,14 @@ impl Known {
         self.whole.has(mixed(&sampled.0))
     }
 
-    /// What it takes.
+    /// The size of the bitmaps in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         (self.first.words.len() + self.whole.words.len()) * size_of::<u64>()
     }
 }
 
-/// A hash of words, all of whose bits depend on all of theirs (the finalizer of splitmix64).
+/// A hash of words, in which every bit depends on all of theirs (the finalizer of splitmix64).
 fn mixed(words: &[u64]) -> u64 {
     words.iter().fold(0x9e37_79b9_7f4a_7c15, |hash, word| {
         let mut x = (hash ^ word).wrapping_mul(0xbf58_476d_1ce4_e5b9);

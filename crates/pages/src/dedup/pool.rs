@@ -1,14 +1,14 @@
-//! The slots of a group's pool: who uses them, and which come next.
+//! The slots of a group's pool: their use, and the order in which they are handed out.
 //!
-//! A slot holds one page of content that nobody may write. It is in use as long as somebody shares
-//! it. Slots are handed out in ascending order, so that pages that are merged one after the other
-//! lie side by side in the pool as they do in the guest, and become one mapping
-//! ([`super::runs()`]).
+//! A slot holds one page of read-only content. It is in use as long as a page shares it. Slots
+//! are handed out in ascending order: pages that are merged one after the other become adjacent
+//! in the pool, as they are in the guest, and share one mapping ([`super::runs()`]).
 
-/// The hash of what was not read yet. Content that has this hash is only found by chance.
+/// The hash of content that is not read yet. Content that really has this hash is not listed.
 const UNKNOWN: u64 = 0;
 
-/// One slot. Packed: there is one for each page of the pool, and a quarter of it would be padding.
+/// One slot. There is one for each page of the pool; it is packed, or a quarter of it would be
+/// padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, packed(4))]
 struct Slot {
@@ -20,7 +20,7 @@ struct Slot {
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     slots: Vec<Slot>,
-    /// Where the search for a free slot goes on.
+    /// The slot at which the search for a free one continues.
     next: usize,
     used: u32,
     shared: u64,
@@ -28,29 +28,30 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// An empty pool that will have at most so many slots.
+    /// An empty pool that will have at most `most` slots.
     #[must_use]
     pub fn new(most: u32) -> Self {
         Self { most: most.min(super::Book::MOST_SLOTS), ..Self::default() }
     }
 
-    /// A slot for this content, with no sharer yet: to be [shared](Self::share) or
-    /// [left](Self::leave) at once. `None`: all are in use.
+    /// Takes a slot for this content, with no sharer yet; the caller [shares](Self::share) or
+    /// [leaves](Self::leave) it at once. `None`: all slots are in use.
     pub fn take(&mut self, hash: u64) -> Option<u32> {
         let at = self.free()?;
         if at == self.slots.len() {
             self.slots.push(Slot::default());
         }
-        // What is taken and not yet shared counts as one sharer, or it would be handed out twice.
+        // A slot that is taken but not yet shared counts as one sharer, or it would be handed out
+        // twice.
         self.slots[at] = Slot { hash, sharers: 1 };
         self.next = at + 1;
         self.used += 1;
         u32::try_from(at).ok()
     }
 
-    /// A slot that is in use already, in a pool taken over: as after [`Self::take`], it has one
-    /// sharer. What it holds is [to be said](Self::set_hash). `false`: there is no such slot, or it
-    /// is known.
+    /// Takes over a slot that is in use in an adopted pool. It has one sharer, as after
+    /// [`Self::take`]; the caller [sets](Self::set_hash) its hash later. `false`: there is no
+    /// such slot, or it is already in use.
     pub fn adopt(&mut self, slot: u32) -> bool {
         if slot >= self.most || self.hash(slot).is_some() {
             return false;
@@ -64,13 +65,13 @@ impl Pool {
         true
     }
 
-    /// What a slot that was adopted holds. `false`: it is not in use any more.
+    /// Sets the hash of an adopted slot. `false`: it is no longer in use.
     pub fn set_hash(&mut self, slot: u32, hash: u64) -> bool {
         let slot = self.slots.get_mut(slot as usize).filter(|slot| slot.sharers > 0);
         slot.map(|slot| slot.hash = hash).is_some()
     }
 
-    /// The next free slot from the last one on, around the end, or a new one.
+    /// The next free slot after the last one handed out, with wraparound, or a new one.
     fn free(&self) -> Option<usize> {
         let is_free = |at: &usize| self.slots[*at].sharers == 0;
         if (self.used as usize) < self.slots.len() {
@@ -85,7 +86,7 @@ impl Pool {
         (self.slots.len() < self.most as usize).then_some(self.slots.len())
     }
 
-    /// One more shares a slot that is in use.
+    /// Adds a sharer to a slot in use.
     pub fn share(&mut self, slot: u32) {
         if let Some(slot) = self.slots.get_mut(slot as usize).filter(|slot| slot.sharers > 0) {
             slot.sharers += 1;
@@ -93,8 +94,8 @@ impl Pool {
         }
     }
 
-    /// One less shares it. Answers the hash of its content when that was the last: the slot is
-    /// free, and its memory to be given back.
+    /// Removes a sharer. Returns the hash of the content if it was the last: then the slot is
+    /// free, and its memory can be given back.
     pub fn leave(&mut self, slot: u32) -> Option<u64> {
         let slot = self.slots.get_mut(slot as usize).filter(|slot| slot.sharers > 0)?;
         slot.sharers -= 1;
@@ -106,13 +107,13 @@ impl Pool {
         Some(slot.hash)
     }
 
-    /// The hash of a slot's content; `None`: it is not in use.
+    /// The hash of a slot's content; `None`: the slot is not in use.
     #[must_use]
     pub fn hash(&self, slot: u32) -> Option<u64> {
         self.slots.get(slot as usize).filter(|slot| slot.sharers > 0).map(|slot| slot.hash)
     }
 
-    /// The slots in use, and the hashes of their contents, where these are known.
+    /// The slots in use with the hashes of their contents, where these are known.
     pub fn hashes(&self) -> impl Iterator<Item = (u32, u64)> {
         (0..)
             .zip(&self.slots)
@@ -120,7 +121,7 @@ impl Pool {
             .map(|(at, slot)| (at, slot.hash))
     }
 
-    /// How many share a slot.
+    /// The number of sharers of a slot.
     #[must_use]
     pub fn sharers(&self, slot: u32) -> u32 {
         self.slots.get(slot as usize).map_or(0, |slot| slot.sharers)
@@ -132,7 +133,7 @@ impl Pool {
         self.used
     }
 
-    /// Pages that are no longer needed because of the pool: all sharers but one of each slot.
+    /// Pages saved by the pool: all sharers but one of each slot.
     #[must_use]
     pub fn saved(&self) -> u64 {
         self.shared
@@ -187,8 +188,7 @@ mod tests {
     }
 
     proptest! {
-        /// Used and saved are what the sharers add up to; no slot is handed out while somebody has
-        /// it.
+        /// The used and saved numbers agree with the sharers; a slot in use is not handed out.
         #[test]
         fn nothing_leaks(steps in proptest::collection::vec((0..3_u8, 0..20_u32), 0..300)) {
             let mut pool = Pool::new(16);

@@ -1,18 +1,18 @@
-//! Merges that lie side by side, in the guest and in the pool: one mapping each.
+//! Merges that are adjacent both in the guest and in the pool: one mapping each.
 //!
-//! A mapping costs the kernel some 420 bytes, and a process may have only so many
-//! (`vm.max_map_count`, 65,530 by default): a guest of which every second page is merged would need
-//! one for each. So the fewer mappings are left, the longer must a run be to be worth one
+//! A mapping costs the kernel some 420 bytes, and their number in a process is limited
+//! (`vm.max_map_count`, 65,530 by default). A guest of which every second page is merged would
+//! need one for each. So the fewer mappings are left, the longer must a run be to be worth one
 //! ([`least_run`]).
 
-/// Pages that follow each other and share slots that follow each other.
+/// Consecutive pages that share consecutive slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The first page.
     pub page: u32,
-    /// The slot that it shares.
+    /// The slot that the first page shares.
     pub slot: u32,
-    /// How many.
+    /// The number of pages.
     pub len: u32,
 }
 
@@ -28,12 +28,13 @@ fn follows(merge: (u32, u32), next: (u32, u32)) -> bool {
     merge.0.checked_add(1) == Some(next.0) && merge.1.checked_add(1) == Some(next.1)
 }
 
-/// How long a run must be to be worth a mapping when so many of `most` are in use; `None`: none is,
-/// there is no room. A run inside a mapping needs two more.
+/// The least length of a run that is worth a mapping, when `used` of `most` are in use; `None`:
+/// there is no room for any. A run inside a mapping needs two more.
 #[must_use]
 pub fn least_run(used: u32, most: u32) -> Option<u32> {
     let left = most.checked_sub(used).filter(|&left| left > 2)?;
-    // Half of the room for everybody, then twice the length for each half of what is left.
+    // Any run while more than a third is left; then about twice the length for each halving of
+    // the rest.
     Some((most / left).next_power_of_two() / 2).map(|length| length.max(1))
 }
 

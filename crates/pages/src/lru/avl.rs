@@ -1,8 +1,9 @@
-//! The stack as an AVL tree ordered by the time of the last touch, each node with the size of its
-//! subtree: the paper's structure ("ABL", MEB §3.2).
+//! The stack as an AVL tree, ordered by the time of the last touch; each node has the size of its
+//! subtree. This is the paper's structure ("ABL", MEB §3.2).
 //!
-//! A reference descends to its node, adding up the later half passed on the way (the distance),
-//! takes the node out and sets it in again as the latest. Nodes lie in one array, linked by index.
+//! A reference descends to its node and adds up the later subtrees on the way (the distance).
+//! Then it removes the node and inserts it again as the latest. Nodes are in one array, linked by
+//! index.
 //!
 //! Invariants: in order, times ascend; a node's children differ in height by at most one. Cost:
 //! O(log N) per reference, some 60 bytes per id with the table. Source: Adelson-Velsky & Landis
@@ -38,7 +39,7 @@ impl AvlStack {
         Self { index: Table::new(), nodes: Vec::new(), root: NONE, now: 0 }
     }
 
-    /// Memory used, without what the allocator adds.
+    /// Memory used, without the allocator's overhead.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.index.bytes() + self.nodes.capacity() * size_of::<Node>()
@@ -56,7 +57,7 @@ impl AvlStack {
         self.node(node).map_or(0, |node| node.height)
     }
 
-    /// How many nodes are as late as `time` or later.
+    /// The number of nodes whose time is `time` or later.
     fn not_earlier(&self, time: u64) -> u64 {
         let (mut at, mut count) = (self.root, 0);
         while let Some(node) = self.node(at) {
@@ -70,7 +71,7 @@ impl AvlStack {
         count
     }
 
-    /// Sums `node` up from its children.
+    /// Recomputes the size and height of `node` from its children.
     fn update(&mut self, node: u32) {
         let Node { left, right, .. } = self.nodes[node as usize];
         let size = self.size(left) + self.size(right) + 1;
@@ -79,7 +80,7 @@ impl AvlStack {
         (node.size, node.height) = (size, height);
     }
 
-    /// The left child goes up in `node`'s place, which it answers.
+    /// Rotates the left child up into `node`'s place; returns that child.
     fn rotate_right(&mut self, node: u32) -> u32 {
         let up = self.nodes[node as usize].left;
         self.nodes[node as usize].left = self.nodes[up as usize].right;
@@ -89,7 +90,7 @@ impl AvlStack {
         up
     }
 
-    /// The right child goes up in `node`'s place, which it answers.
+    /// Rotates the right child up into `node`'s place; returns that child.
     fn rotate_left(&mut self, node: u32) -> u32 {
         let up = self.nodes[node as usize].right;
         self.nodes[node as usize].right = self.nodes[up as usize].left;
@@ -99,7 +100,7 @@ impl AvlStack {
         up
     }
 
-    /// Balances a subtree whose children are balanced; answers its root.
+    /// Balances a subtree whose children are balanced; returns its root.
     fn balance(&mut self, node: u32) -> u32 {
         self.update(node);
         let Node { left, right, .. } = self.nodes[node as usize];
@@ -120,7 +121,7 @@ impl AvlStack {
         node
     }
 
-    /// Sets `fresh` in as the latest of a subtree; answers its root.
+    /// Inserts `fresh` as the latest node of a subtree; returns its root.
     fn insert_latest(&mut self, root: u32, fresh: u32) -> u32 {
         if root == NONE {
             return fresh;
@@ -130,7 +131,7 @@ impl AvlStack {
         self.balance(root)
     }
 
-    /// Takes the node of `time` out of a subtree; answers its root.
+    /// Removes the node of `time` from a subtree; returns its root.
     fn remove(&mut self, root: u32, time: u64) -> u32 {
         let Node { time: here, left, right, .. } = self.nodes[root as usize];
         if time < here {
@@ -148,7 +149,7 @@ impl AvlStack {
         self.balance(root)
     }
 
-    /// Takes the earliest node out of a subtree; answers it and the subtree's root.
+    /// Removes the earliest node of a subtree; returns it and the subtree's root.
     fn remove_first(&mut self, root: u32) -> (u32, u32) {
         let Node { left, right, .. } = self.nodes[root as usize];
         if left == NONE {

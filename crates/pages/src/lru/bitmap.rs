@@ -1,10 +1,10 @@
-//! Live times as a bitmap under levels of prefix counts, so that count and update are O(1) each.
+//! Live times as a bitmap under levels of prefix counts: counting and updating are O(1) each.
 //!
-//! Idea: a bit per time. Above it, 32 words make a group, 32 groups a block, 32 blocks a region;
-//! each keeps, per child, how many live times its *earlier children* hold. A rank is then one
-//! number per level and the ones in part of a word; clearing a bit lowers, per level, the counts of
-//! the later children: a masked subtraction over one or two cache lines, which compilers turn into
-//! a handful of vector instructions (no `unsafe`, no look at the CPU).
+//! Idea: one bit per time. Above the bits, 32 words make a group, 32 groups a block, 32 blocks a
+//! region. Each of these keeps, per child, the number of live times in its *earlier children*. A
+//! rank is then one number per level plus the ones in part of a word. Clearing a bit lowers, per
+//! level, the counts of the later children: a masked subtraction over one or two cache lines.
+//! Compilers turn that into a few vector instructions, with no `unsafe` and no CPU detection.
 //!
 //! ```text
 //!   regions  [0] [1] …                     u32 each, as many as there are   2^21 times each
@@ -14,10 +14,10 @@
 //!   words    1 bit per time
 //! ```
 //!
-//! The counts after a cleared bit's own are wrong nowhere: "earlier children" never includes
-//! itself. Cost: 1.27 bits per time; four lines touched per reference, of which two are shared by
-//! neighbours. Source: rank structures after Jacobson 1989, with prefix sums moved by vectors
-//! instead of rebuilt.
+//! The count of the child that contains a cleared bit stays right: "earlier children" never
+//! includes the child itself. Cost: 1.27 bits per time; four cache lines touched per reference,
+//! of which neighbours share two. Source: rank structures after Jacobson 1989, with prefix sums
+//! updated by vectors instead of rebuilt.
 
 use super::timeline::LiveTimes;
 
@@ -33,7 +33,7 @@ const REGION_BITS: u32 = BLOCK_BITS + FANOUT_BITS;
 #[repr(align(64))]
 struct Node<T>([T; FANOUT]);
 
-/// A bit per time, countable.
+/// One bit per time, with counts.
 #[derive(Debug, Clone)]
 pub struct Bitmap {
     words: Vec<u64>,
@@ -45,7 +45,7 @@ pub struct Bitmap {
     capacity: u32,
 }
 
-/// Where a time stands: its node on some level, and its child in it.
+/// The position of a time: its node on some level, and its child in that node.
 const fn place(time: u32, child_bits: u32) -> (usize, usize) {
     ((time >> (child_bits + FANOUT_BITS)) as usize, (time >> child_bits) as usize % FANOUT)
 }
@@ -122,8 +122,8 @@ impl LiveTimes for Bitmap {
 }
 
 /// Zeros, then ones. The window of `FANOUT` numbers that starts at `FANOUT − 1 − child` has its
-/// ones after `child`, so that subtracting it lowers the later children: plain vector code on any
-/// CPU, where a comparison per child is compiled to a scalar one each.
+/// ones after `child`, so subtracting it lowers the later children. This compiles to vector code
+/// on any CPU; a comparison per child compiles to scalar code.
 const STEP: [u16; 2 * FANOUT - 1] = {
     let mut step = [1; 2 * FANOUT - 1];
     let mut index = 0;

@@ -20,7 +20,7 @@ impl<L: LiveTimes> DenseStack<L> {
         Self { last: vec![NONE; ids], times: Timeline::new(ids), len: 0 }
     }
 
-    /// Takes an id out of the stack; false when it is not in it.
+    /// Removes an id from the stack; false if it is not there.
     pub fn forget(&mut self, id: u64) -> bool {
         let slot = usize::try_from(id).ok().and_then(|id| self.last.get_mut(id));
         let Some(last) = slot.filter(|last| **last != NONE) else { return false };
@@ -29,7 +29,7 @@ impl<L: LiveTimes> DenseStack<L> {
         true
     }
 
-    /// Memory used, without what the allocator adds.
+    /// Memory used, without the allocator's overhead.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&self.last[..]) + self.times.bytes()

@@ -1,7 +1,7 @@
-//! Live times as a Fenwick tree: the usual answer, kept as a baseline (Bennett & Kruskal 1975).
+//! Live times as a Fenwick tree: the usual solution, kept as a baseline (Bennett & Kruskal 1975).
 //!
-//! Cost: 32 bits per time, and O(log N) cache lines per reference, which is why the bitmap beats
-//! it.
+//! Cost: 32 bits per time, and O(log N) cache lines per reference, which makes it slower than the
+//! bitmap.
 
 use super::timeline::LiveTimes;
 

@@ -1,13 +1,13 @@
 //! The stack over any 64-bit ids: a compact table of last times, and the live times.
 //!
-//! Most of a reference's time is waiting for memory: first for the id's slot, then for the bits of
-//! its last time. [`HashedStack::touch_all`] therefore works in rounds over a batch: read every
-//! slot once (nothing waits for anything, so the CPU has many reads under way), then look all ids
-//! up, then read the bits, then count. The rounds see the same states as one reference after the
-//! other would: the table is used in order, and so are the times.
+//! A reference mostly waits for memory: first for the id's slot, then for the bits of its last
+//! time. [`HashedStack::touch_all`] therefore works in rounds over a batch. It reads every slot
+//! once (the reads are independent, so the CPU has many in flight), then looks up all ids, then
+//! reads the bits, then counts. The rounds see the same states as single references would,
+//! because they use the table in order and the times in order.
 //!
-//! Cost: 12 bytes per slot and 10 bits of times per id, at the worst moment of growth under 21
-//! bytes per id in all ([`HashedStack::bytes`]).
+//! Cost: 12 bytes per slot and 10 bits of times per id; at the worst moment of growth it is less
+//! than 21 bytes per id in all ([`HashedStack::bytes`]).
 
 use std::hint::black_box;
 
@@ -17,7 +17,7 @@ use super::{
     timeline::{LiveTimes, Timeline},
 };
 
-/// References per round: enough to keep the memory busy, few enough to stay in the first cache.
+/// References per round: enough to keep the memory busy, few enough to stay in the L1 cache.
 const BATCH: usize = 256;
 
 /// An LRU stack over any ids.
@@ -34,7 +34,7 @@ impl<L: LiveTimes> HashedStack<L> {
         Self { last: Table::new(), times: Timeline::new(0) }
     }
 
-    /// Touches the ids in turn and tells each one's distance.
+    /// Touches the ids in turn and passes the distance of each to `tell`.
     pub fn touch_all(&mut self, ids: &[u64], mut tell: impl FnMut(Option<u64>)) {
         for batch in ids.chunks(BATCH) {
             self.make_room(batch.len());
@@ -58,13 +58,13 @@ impl<L: LiveTimes> HashedStack<L> {
         }
     }
 
-    /// Takes an id out of the stack; false when it is not in it.
+    /// Removes an id from the stack; false if it is not there.
     pub fn forget(&mut self, id: u64) -> bool {
         let last = self.last.remove(mix(id));
         last.inspect(|last| self.times.forget(*last)).is_some()
     }
 
-    /// Memory used, without what the allocator adds.
+    /// Memory used, without the allocator's overhead.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.last.bytes() + self.times.bytes()

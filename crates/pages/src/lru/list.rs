@@ -1,6 +1,7 @@
 //! The stack as a doubly linked list, walked from its head: the paper's baseline (MEB §3.2).
 //!
-//! Cost: O(distance) per reference. Here to be compared with; nodes in one array, by index.
+//! Cost: O(distance) per reference. It exists for comparison. Nodes are in one array, linked by
+//! index.
 
 use super::{
     NONE, StackDistance,
@@ -28,7 +29,7 @@ impl ListStack {
         Self { index: Table::new(), nodes: Vec::new(), newest: NONE }
     }
 
-    /// Memory used, without what the allocator adds.
+    /// Memory used, without the allocator's overhead.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.index.bytes() + self.nodes.capacity() * size_of::<Node>()

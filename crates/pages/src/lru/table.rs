@@ -1,24 +1,25 @@
 //! A compact map from ids to 32-bit values: the last time, or a node's index.
 //!
-//! Problem: the standard map takes up to 37 bytes per entry and, while it doubles, half as much
-//! again.
+//! Problem: the standard map takes up to 37 bytes per entry and, while it doubles, half of that
+//! in addition.
 //!
-//! Idea: open addressing with linear probing where the entries stand in the order of their mixed
-//! ids (as in Robin Hood hashing; Celis 1986), 12 bytes each. The home of an entry is its mixed id
-//! scaled to the number of homes, so a larger table holds the same sequence, only wider: it grows
-//! *in place*, by a third, never holding two tables. The mix is a bijection, so the mixed id alone
-//! is stored.
+//! Idea: open addressing with linear probing, with the entries in the order of their mixed ids
+//! (as in Robin Hood hashing; Celis 1986), 12 bytes each. The home slot of an entry is its mixed
+//! id scaled to the number of home slots. So a larger table has the same sequence with wider
+//! gaps: it grows *in place*, by a third, and there are never two tables. The mix is a bijection,
+//! so only the mixed id is stored.
 //!
-//! Invariants: entries stand in ascending order; none stands before its home; between an entry's
-//! home and itself no slot is empty; empty slots compare as the largest. The last homes may
-//! overflow into slots beyond the homes.
+//! Invariants: entries are in ascending order; none is before its home slot; between an entry's
+//! home slot and the entry no slot is empty; empty slots compare as the largest. The last entries
+//! may overflow into slots beyond the home slots.
 //!
-//! Cost: 16 to 22 bytes per entry; four neighbouring slots read per look-up. Left out: resistance
-//! to ids chosen to collide, which can make a trace slow (O(N) per reference) but not wrong.
+//! Cost: 16 to 22 bytes per entry; each look-up reads four neighbouring slots. Left out:
+//! resistance to ids chosen to collide, which can make a trace slow (O(N) per reference) but not
+//! wrong.
 
 use super::NONE;
 
-/// An entry, or an empty slot when its value is [`NONE`]. Halves, so that it has no padding.
+/// An entry, or an empty slot if its value is [`NONE`]. The id is in two halves to avoid padding.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     high: u32,
@@ -43,10 +44,10 @@ impl Slot {
     }
 }
 
-/// Slots searched at once. The last so many are always empty, so that every search ends.
+/// Slots searched at once. The last `WINDOW` slots are always empty, so every search ends.
 const WINDOW: usize = 4;
 const LEAST_HOMES: usize = 64;
-/// Entries per home at most, in eighths.
+/// The most entries per home slot, in eighths.
 const FULL_EIGHTHS: usize = 6;
 
 /// The map.
@@ -84,21 +85,21 @@ impl Table {
         self.slots.capacity() * size_of::<Slot>()
     }
 
-    /// Makes room for `more` entries, so that none of them makes the table grow.
+    /// Makes room for `more` entries, so that adding them does not make the table grow.
     pub(super) fn reserve(&mut self, more: usize) {
         while (self.len + more) * 8 > self.homes * FULL_EIGHTHS {
             self.grow();
         }
     }
 
-    /// Reads the ends of the window where `mixed` has its home, so that it is in the cache.
+    /// Reads both ends of the window at the home slot of `mixed`, to bring it into the cache.
     #[inline]
     pub(super) fn glance(&self, mixed: u64) -> u32 {
         let home = home(mixed, self.homes);
         self.slots[home].low ^ self.slots[home + WINDOW - 1].low
     }
 
-    /// Sets the value of an id, given [`mix`]ed, and answers the one before, or [`NONE`].
+    /// Sets the value of an id, given [`mix`]ed, and returns the previous value, or [`NONE`].
     /// There must be room.
     #[inline]
     pub(super) fn replace(&mut self, mixed: u64, value: u32) -> u32 {
@@ -111,9 +112,9 @@ impl Table {
         NONE
     }
 
-    /// Where an id stands or would stand. From its home on there come the smaller entries, then
-    /// larger or empty slots; so the smaller ones in a window are counted, which takes no guess of
-    /// the CPU.
+    /// The position of an id, or the one where it would be inserted. From its home slot on come
+    /// the smaller entries, then larger ones or empty slots. The smaller ones in a window are
+    /// counted, which needs no branch prediction.
     #[inline]
     fn position(&self, mixed: u64) -> usize {
         let mut at = home(mixed, self.homes);
@@ -140,7 +141,8 @@ impl Table {
         }
     }
 
-    /// Sets an entry before the one that stands there, which moves up with those that touch it.
+    /// Inserts an entry before the one at `at`, which moves up together with the entries that
+    /// touch it.
     fn insert_at(&mut self, at: usize, slot: Slot) {
         let run = self.slots[at..].iter().position(|slot| slot.is_empty()).unwrap_or(0);
         let empty = at + run;
@@ -153,7 +155,7 @@ impl Table {
         self.len += 1;
     }
 
-    /// Takes out an id, given [`mix`]ed; those that it had displaced move back.
+    /// Removes an id, given [`mix`]ed; the entries that it had displaced move back.
     pub(super) fn remove(&mut self, mixed: u64) -> Option<u32> {
         let at = self.position(mixed);
         let found = self.slots[at];
@@ -178,8 +180,9 @@ impl Table {
         self.slots.iter_mut().filter(|slot| !slot.is_empty()).map(|slot| &mut slot.value)
     }
 
-    /// A third more homes. The entries are packed against the end, then set forward from there:
-    /// since the last one's place is known to fit, none is overwritten before it is read.
+    /// Adds a third more home slots. The entries are packed against the end, then moved forward
+    /// from there. The last one's place is known to fit, so none is overwritten before it is
+    /// read.
     fn grow(&mut self) {
         let homes = self.homes + self.homes / 3;
         let entries = self.slots.iter().filter(|slot| !slot.is_empty());

@@ -35,7 +35,7 @@ fn trace(ids: u64, length: usize) -> impl Strategy<Value = Vec<u64>> {
     proptest::collection::vec(prop_oneof![near, far], 1..length)
 }
 
-/// A long trace that no proptest case could hold, from a seed.
+/// A long trace from a seed; no proptest case could hold it.
 fn long_trace(seed: u64, ids: u64, length: usize) -> Vec<u64> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..length).map(|_| random.u64(0..=random.clone().u64(0..ids))).collect()

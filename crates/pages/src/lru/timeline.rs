@@ -1,37 +1,38 @@
-//! The sequence of reference times, cut off at a capacity and renumbered when it is used up.
+//! The sequence of reference times, limited by a capacity and renumbered when it is used up.
 //!
-//! Invariants: `next` is the time of the coming reference; exactly `live` times below `next` are
-//! live; every time from `next` on is marked live in advance, so that a new reference changes
-//! nothing: only times *before* an earlier one are ever counted. Renumbering keeps the order of the
-//! live times.
+//! Invariants: `next` is the time of the next reference; exactly `live` times below `next` are
+//! live. Every time from `next` on is marked live in advance, so a new reference changes nothing:
+//! only times *before* an earlier one are ever counted. Renumbering keeps the order of the live
+//! times.
 //!
-//! Cost: with a capacity of [`SLACK`] times the live ones, a renumbering (one `rank` per id) is
-//! paid once per `SLACK − 1` references to each id: a few per cent.
+//! Cost: the capacity is [`SLACK`] times the live times, so a renumbering (one `rank` per id)
+//! occurs once per `SLACK − 1` references to each id: a few per cent.
 
-/// Times of the last touch of each id, countable. Every time is live until it is taken.
+/// The times of the last touch of each id, with counts. Every time is live until it is taken.
 pub trait LiveTimes {
-    /// All times below `capacity` (rounded up to what suits) are live.
+    /// All times below `capacity` are live; an implementation may round `capacity` up.
     fn full(capacity: u32) -> Self;
 
-    /// How many times there are.
+    /// The number of times.
     fn capacity(&self) -> u32;
 
-    /// How many live times lie before `time`.
+    /// The number of live times before `time`.
     fn rank(&self, time: u32) -> u32;
 
-    /// The same, and `time` is live no more.
+    /// Does the same, and `time` is no longer live.
     fn take(&mut self, time: u32) -> u32;
 
-    /// Reads what `take(time)` will read, so that it is in the cache; the answer means nothing.
+    /// Reads the memory that `take(time)` will read, to bring it into the cache; the result means
+    /// nothing.
     fn glance(&self, time: u32) -> u64;
 
     /// Memory used.
     fn bytes(&self) -> usize;
 }
 
-/// Times per live one. More costs memory (10 bits per id for each 8), less renumbers more often.
+/// Times per live one. More costs memory (10 bits per id for each 8); fewer renumbers more often.
 const SLACK: usize = 8;
-/// No fewer times than this.
+/// The least number of times.
 const LEAST: usize = 1 << 14;
 
 /// The times in use.
@@ -47,19 +48,20 @@ impl<L: LiveTimes> Timeline<L> {
         Self { times: L::full(capacity_for(expected_ids)), next: 0, live: 0 }
     }
 
-    /// How many times are left before a renumbering.
+    /// The number of times left before a renumbering.
     pub(super) fn left(&self) -> usize {
         (self.times.capacity() - self.next) as usize
     }
 
-    /// The time of the coming reference, which is then past.
+    /// The time of this reference; the next one gets the following time.
     pub(super) fn tick(&mut self) -> u32 {
         let now = self.next;
         self.next += 1;
         now
     }
 
-    /// The distance of a reference whose last one was at `last`, which is live no more.
+    /// The distance of a reference whose id was last touched at `last`; that time is no longer
+    /// live.
     pub(super) fn distance(&mut self, last: u32) -> u64 {
         u64::from(self.live - self.times.take(last))
     }
@@ -69,7 +71,7 @@ impl<L: LiveTimes> Timeline<L> {
         self.live += 1;
     }
 
-    /// Takes out an id whose last reference was at `last`.
+    /// Removes an id that was last touched at `last`.
     pub(super) fn forget(&mut self, last: u32) {
         self.times.take(last);
         self.live -= 1;
@@ -93,7 +95,7 @@ impl<L: LiveTimes> Timeline<L> {
     }
 }
 
-/// Room for the ids and as much again as `SLACK` says, short of the value that means none.
+/// `SLACK` times for each id, but less than the value that means "none".
 fn capacity_for(ids: usize) -> u32 {
     assert!(ids <= 1 << 31, "{ids} ids in one LRU stack; at most {} can be numbered", 1_u32 << 31);
     let wanted = ids.saturating_mul(SLACK).max(LEAST);

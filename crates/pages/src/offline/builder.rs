@@ -1,10 +1,10 @@
-//! Pages go in, in any order; a table comes out, in its own.
+//! Builds a table from pages in any order.
 
 use std::collections::HashMap;
 
 use super::{Page, Sampled, Sampling, hash, is_zero};
 
-/// Distinct pages that a table has at most: 64 GiB of contents, in a file of 0.9 GiB. To build it
+/// The most distinct pages of a table: 64 GiB of contents, in a file of 0.9 GiB. Building it
 /// takes up to 3.3 GiB.
 pub const MOST_PAGES: usize = 1 << 24;
 
@@ -15,19 +15,19 @@ pub struct Record {
     pub sampled: Sampled,
     /// The hash of its content: XXH3-128, unseeded.
     pub hash: u128,
-    /// How often it occurs in the source.
+    /// The number of its occurrences in the source.
     pub count: u32,
-    /// Whether it is executable code in some place.
+    /// Whether it is executable code in at least one place.
     pub is_code: bool,
 }
 
-/// More distinct pages than a table may have.
+/// There are more distinct pages than a table may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there are more than {MOST_PAGES} distinct pages, the most that a table has")]
 pub struct TooManyPages;
 
-/// Collects the pages of a source. What comes out depends on the pages and not on their order, nor
-/// on how they were spread over builders.
+/// Collects the pages of a source. The result depends on the pages only, not on their order or
+/// their distribution over builders.
 #[derive(Clone, Debug)]
 pub struct Builder {
     sampling: Sampling,
@@ -41,7 +41,7 @@ struct Seen {
     is_code: bool,
 }
 
-/// What a source holds.
+/// The distinct pages of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     pub(super) sampling: Sampling,
@@ -50,13 +50,13 @@ pub struct Table {
 }
 
 impl Builder {
-    /// Nothing yet.
+    /// An empty builder.
     #[must_use]
     pub fn new(sampling: Sampling) -> Self {
         Self { sampling, seen: HashMap::new(), zero_pages: 0 }
     }
 
-    /// One page of the source.
+    /// Adds one page of the source.
     pub fn add(&mut self, page: &Page, is_code: bool) -> Result<(), TooManyPages> {
         let sampled = self.sampling.sample(page);
         if sampled == Sampled::default() && is_zero(page) {
@@ -66,12 +66,12 @@ impl Builder {
         self.put((sampled, hash(page)), Seen { count: 1, is_code })
     }
 
-    /// So many pages of zeros, which nobody needs to read.
+    /// Adds `pages` pages of zeros, which need not be read.
     pub const fn add_zeros(&mut self, pages: u64) {
         self.zero_pages = self.zero_pages.saturating_add(pages);
     }
 
-    /// All that another one has collected; that one is empty afterwards.
+    /// Adds everything that another builder has collected; that one is empty afterwards.
     pub fn merge(&mut self, other: &mut Self) -> Result<(), TooManyPages> {
         self.add_zeros(std::mem::take(&mut other.zero_pages));
         other.seen.drain().try_for_each(|(page, seen)| self.put(page, seen))
@@ -90,19 +90,19 @@ impl Builder {
         Ok(())
     }
 
-    /// Distinct pages so far.
+    /// The number of distinct pages so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.seen.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no pages with a record.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
 
-    /// The table, in its order.
+    /// The table, with its records sorted.
     #[must_use]
     pub fn finish(self) -> Table {
         let record = |((sampled, hash), seen): (_, Seen)| {

@@ -1,4 +1,4 @@
-//! What tables have, alone and in common: walks through records that are in order.
+//! Compares tables and computes their statistics in one walk through their sorted records.
 
 use std::iter::Peekable;
 
@@ -7,51 +7,52 @@ use super::{Record, Sampled, Sampling, TableRef};
 /// Pages, and how many of them are different.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// All.
+    /// All pages.
     pub pages: u64,
-    /// Distinct ones.
+    /// Distinct pages.
     pub distinct: u64,
 }
 
-/// What is in a table.
+/// The statistics of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Statistics {
     /// All of its pages.
     pub all: Amount,
-    /// Those that are executable code.
+    /// The pages that are executable code.
     pub code: Amount,
-    /// Pages of zeros, beside these.
+    /// Pages of zeros, which are not in `all`.
     pub zeros: u64,
     /// Classes: different sampled words.
     pub classes: u64,
-    /// Classes of one distinct page: there the sampled words alone tell the page.
+    /// Classes of one distinct page: there the sampled words alone identify the page.
     pub single_classes: u64,
     /// Distinct pages of the largest class.
     pub largest_class: u64,
-    /// Distinct pages with which a page that is in the table is in one class, itself included, on
-    /// average: what a look at a page of the source has to tell apart.
+    /// The average number of distinct pages in the class of a page of the table, including
+    /// itself: the pages that a look at a page of the source must distinguish.
     pub mean_class: f64,
 }
 
-/// What two tables have.
+/// The pages that two tables have in common, and those of one only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Distinct pages that both have.
     pub both: u64,
     /// Of these, executable code in both.
     pub both_code: u64,
-    /// Distinct pages that the first one has alone.
+    /// Distinct pages of the first table only.
     pub only_first: u64,
-    /// Distinct pages that the second one has alone.
+    /// Distinct pages of the second table only.
     pub only_second: u64,
 }
 
-/// What identical pages of several guests could save, if each had all of its source in memory.
+/// The possible savings by identical pages of several guests, if each has all of its source in
+/// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Savings {
     /// Pages of all guests together, without those of zeros.
     pub pages: u64,
-    /// Those beyond the first of each content.
+    /// Pages beyond the first of each content.
     pub saved: u64,
 }
 
@@ -71,7 +72,7 @@ impl Amount {
 }
 
 impl Statistics {
-    /// Counts.
+    /// Counts the statistics of a table.
     #[must_use]
     pub fn of(table: &TableRef<'_>) -> Self {
         let mut found = Self { zeros: table.zero_pages(), ..Self::default() };
@@ -101,7 +102,7 @@ impl Statistics {
     }
 }
 
-/// What these two have in common, and what not.
+/// Counts the pages that both tables have, and those of one only.
 pub fn overlap(first: &TableRef<'_>, second: &TableRef<'_>) -> Result<Overlap, UnlikeSamplings> {
     if first.sampling() != second.sampling() {
         return Err(UnlikeSamplings(first.sampling(), second.sampling()));
@@ -122,7 +123,7 @@ pub fn overlap(first: &TableRef<'_>, second: &TableRef<'_>) -> Result<Overlap, U
     Ok(found)
 }
 
-/// What so many guests of each source save together.
+/// The savings of the given numbers of guests of each source together.
 pub fn mix(guests: &[(TableRef<'_>, u32)]) -> Result<Savings, UnlikeSamplings> {
     if let Some(unlike) = guests.windows(2).find(|two| two[0].0.sampling() != two[1].0.sampling()) {
         return Err(UnlikeSamplings(unlike[0].0.sampling(), unlike[1].0.sampling()));
@@ -141,19 +142,19 @@ pub fn mix(guests: &[(TableRef<'_>, u32)]) -> Result<Savings, UnlikeSamplings> {
     Ok(found)
 }
 
-/// What tables are in the order of.
+/// The sort key of a table.
 type Key = (Sampled, u128);
 
 const fn key(record: &Record) -> Key {
     (record.sampled, record.hash)
 }
 
-/// The page that comes next in some of them.
+/// The next page in any of them.
 fn least<I: Iterator<Item = Record>>(tables: &mut [Peekable<I>]) -> Option<Key> {
     tables.iter_mut().filter_map(|table| table.peek().map(key)).min()
 }
 
-/// That page's record, if it is this one's next.
+/// Takes that page's record if it is this table's next one.
 fn take<I: Iterator<Item = Record>>(table: &mut Peekable<I>, wanted: Key) -> Option<Record> {
     table.next_if(|record| key(record) == wanted)
 }

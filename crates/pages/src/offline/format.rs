@@ -1,7 +1,7 @@
-//! A table as bytes; what the bytes are stands in [`super`].
+//! A table as bytes; [`super`] describes the format.
 //!
-//! What is read is not trusted: nothing is allocated, no length is believed before it was compared
-//! with what is there, and all is checked before the first record is handed out.
+//! Input is not trusted. Nothing is allocated, no length is used before it is compared with the
+//! actual one, and everything is checked before the first record is handed out.
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
@@ -11,87 +11,87 @@ use super::{PAGE_LEN, Record, Sampled, Sampling, SamplingError, Table, hash};
 pub const HEADER_LEN: usize = 128;
 /// Bytes of a record.
 pub const RECORD_LEN: usize = 56;
-/// Bytes that the source's name has at most.
+/// The most bytes of the source's name.
 pub const MOST_NAME_LEN: usize = 64;
 
 const MAGIC: [u8; 8] = *b"OVERBSPT";
 const VERSION: u32 = 1;
 const RECORD_LEN_FIELD: u32 = 56;
-/// Where the header's own checksum is.
+/// The offset of the header's own checksum.
 const HEADER_SUM: usize = 120;
 const CODE: u32 = 1;
 
-/// Why bytes are no table.
+/// The reason why bytes are no table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// It begins otherwise.
+    /// The magic number is wrong.
     #[error("this is no table of shared pages: it does not begin with `OVERBSPT`")]
     NoTable,
-    /// Of another time.
+    /// The version is not supported.
     #[error("the table is of version {0}; valid: 1")]
     Version(u32),
-    /// It is not as long as it says.
+    /// The length differs from that in the header.
     #[error("the table has {has} bytes and should have {should}: it was cut off or added to")]
     Length {
-        /// What there is.
+        /// The actual length.
         has: u64,
-        /// What the header says.
+        /// The length by the header.
         should: u128,
     },
-    /// The header was changed.
+    /// The header is corrupt.
     #[error("the header's checksum is {is:#018x} and should be {should:#018x}")]
     Header {
-        /// What its bytes have.
+        /// The checksum of its bytes.
         is: u64,
-        /// What it says.
+        /// The checksum in the header.
         should: u64,
     },
-    /// The records were changed.
+    /// The records are corrupt.
     #[error("the records' checksum is {is:#018x} and should be {should:#018x}")]
     Records {
-        /// What their bytes have.
+        /// The checksum of their bytes.
         is: u64,
-        /// What the header says.
+        /// The checksum in the header.
         should: u64,
     },
-    /// A record is longer or shorter.
+    /// The length of a record is wrong.
     #[error("a record has {0} bytes; valid: 56")]
     RecordLen(u32),
-    /// Pages cannot be sampled so.
+    /// Pages cannot be sampled at these offsets.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// Its name cannot be shown.
+    /// The name is not valid.
     #[error("the name {0:?} is not valid: at most 64 bytes of UTF-8 without control characters")]
     Name(String),
-    /// Two records are in the wrong order, or the same.
+    /// Two records are in the wrong order, or equal.
     #[error("record {0} is not above the one before it")]
     Order(usize),
-    /// A page that occurs never.
+    /// A page occurs 0 times.
     #[error("record {0} occurs 0 times; valid: 1 and more")]
     Count(usize),
-    /// Flags that are not known.
+    /// Flags are unknown.
     #[error("record {at} has the flags {flags:#x}; valid: 0 and 1")]
     Flags {
-        /// Which record.
+        /// The index of the record.
         at: usize,
-        /// All of them.
+        /// All of its flags.
         flags: u32,
     },
     /// The page of zeros has a record.
     #[error("record {0} is the page of zeros, which no table has")]
     Zeros(usize),
-    /// The counts do not add up.
+    /// The counts do not add up to the number in the header.
     #[error("the records have {is} pages and the header says {should}")]
     Pages {
-        /// The sum.
+        /// The sum of the counts.
         is: u64,
-        /// What the header says.
+        /// The number in the header.
         should: u64,
     },
 }
 
 impl Table {
-    /// The header. The name is what its readers are shown.
+    /// The header. `name` is the name that readers show.
     pub fn header(&self, name: &str) -> Result<[u8; HEADER_LEN], FormatError> {
         if !is_name(name) {
             return Err(FormatError::Name(name.to_owned()));
@@ -129,7 +129,7 @@ impl Table {
 }
 
 impl Record {
-    /// As it stands in a file.
+    /// The record as in a file.
     #[must_use]
     pub fn encode(&self) -> [u8; RECORD_LEN] {
         let mut bytes = [0; RECORD_LEN];
@@ -156,7 +156,7 @@ impl Record {
     }
 }
 
-/// A table that lies in memory, checked.
+/// A checked table in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct TableRef<'a> {
     name: &'a str,
@@ -167,7 +167,7 @@ pub struct TableRef<'a> {
 }
 
 impl<'a> TableRef<'a> {
-    /// Checks all of the bytes: as fast as they are read.
+    /// Checks all of the bytes, about as fast as they are read.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, FormatError> {
         if !bytes.starts_with(&MAGIC) {
             return Err(FormatError::NoTable);
@@ -239,19 +239,19 @@ impl<'a> TableRef<'a> {
         self.name
     }
 
-    /// How its pages were sampled.
+    /// The sampling of its pages.
     #[must_use]
     pub const fn sampling(&self) -> Sampling {
         self.sampling
     }
 
-    /// Distinct pages.
+    /// The number of distinct pages.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no records.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.records.is_empty()
@@ -291,7 +291,7 @@ fn number(header: &[u8; HEADER_LEN], at: usize) -> u64 {
     u64::from_le_bytes(field(header, at))
 }
 
-/// So many bytes from there on, which are there: all places are constants.
+/// `N` bytes from `at` on. They exist: all offsets are constants.
 fn field<const N: usize, const ALL: usize>(bytes: &[u8; ALL], at: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[at..at + N]);

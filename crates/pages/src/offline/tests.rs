@@ -2,7 +2,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// A page that few numbers make, so that some are equal and some of one class.
+/// A page determined by two small numbers, so that some pages are equal and some of one class.
 fn page(class: u8, rest: u8) -> Page {
     let mut page = [0; PAGE_LEN];
     page[1024] = class;
@@ -27,7 +27,7 @@ fn bytes(pages: &[(u8, u8, bool)]) -> Vec<u8> {
     built(pages).finish().to_bytes("a name").unwrap()
 }
 
-/// With checksums that fit what was changed.
+/// The bytes with checksums that match them.
 fn resealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let records = xxhash_rust::xxh3::xxh3_64(&bytes[HEADER_LEN..]);
     bytes[112..120].copy_from_slice(&records.to_le_bytes());

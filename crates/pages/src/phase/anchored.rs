@@ -1,39 +1,40 @@
-//! The detector that ships: the event against its level when the working set was last measured.
+//! The detector in use: compares the event with its level at the last measurement of the working
+//! set.
 
 use std::ops::RangeInclusive;
 
 use super::{Checks, NO_CHANGE_BYTES};
 
-/// Measurements that differ by less agree. More than the paper's 5 %, as what is held is their
-/// mean.
+/// Measurements that differ by less agree. This is more than the paper's 5 %, because the held
+/// value is their mean.
 const AGREES: f64 = 0.08;
 /// The threshold in units of the event's noise.
 const SIGMAS: f64 = 3.0;
 /// The least threshold of the event.
 const LEAST: f64 = 0.1;
-/// The largest.
+/// The largest threshold of the event.
 const MOST: f64 = 0.5;
-/// How far one sample moves the noise and a level.
+/// The weight of one sample in the noise and in a level.
 const LEARN: f64 = 0.2;
-/// Measurements whose mean is held.
+/// The number of measurements in the held mean.
 const MEMORY: u32 = 4;
-/// Measurements that never agree, after which the mean is held.
+/// After this number of measurements that never agree, the mean is held.
 const GIVE_UP: u32 = 5;
 /// Quiet intervals until a check.
 const PERIODS: RangeInclusive<u32> = 20..=30;
 
 #[derive(Clone, Debug)]
 pub(super) struct Anchored {
-    /// The working set to go by.
+    /// The present estimate of the working set.
     held: Option<f64>,
-    /// The event's level that belongs to it.
+    /// The event's level at that estimate.
     anchor: f64,
-    /// Mean square of the event's relative distance from the anchor while the working set stood
-    /// still.
+    /// Mean square of the event's relative distance from the anchor while the working set was
+    /// stable.
     noise: f64,
-    /// What a check found the threshold must not exceed; fades back.
+    /// An upper limit of the threshold that a check has found; it rises back slowly.
     cap: f64,
-    /// Measurements in a row that agreed with the one before; one is enough to rest.
+    /// Consecutive measurements that agreed with the held value; one is enough to rest.
     agreed: u32,
     /// Measurements since tracking went on.
     measured: u32,
@@ -73,7 +74,7 @@ impl Anchored {
         }
     }
 
-    /// Takes in a measurement; whether another is needed.
+    /// Takes in a measurement; returns whether another is needed.
     fn measure(&mut self, size: f64, event: f64) -> bool {
         self.measured += 1;
         let Some(held) = self.held else {
@@ -109,7 +110,7 @@ impl Anchored {
         self.anchor = event;
     }
 
-    /// Tracking may go off.
+    /// Ends the stretch: tracking goes off.
     fn rest(&mut self, corrected: bool) -> bool {
         self.measured = 0;
         self.checks.done(corrected);

@@ -1,48 +1,49 @@
-//! A limit on what intermittent tracking takes over time: rests as long as tracking was dear.
+//! A limit on the cost of intermittent tracking over time: each rest is in proportion to that
+//! cost.
 //!
-//! Problem: the detectors decide by what they see, not by what seeing costs. A guest that leaves
-//! its hot set all the time nearly stands still while it is tracked; what intermittent tracking
-//! takes from it is then the share of time in which it is on, and a check after every thirty quiet
-//! intervals alone is 3 %.
+//! Problem: the detectors decide by their signals, not by the cost of tracking. A guest that
+//! leaves its hot set all the time nearly stops while it is tracked. Its loss is then the share
+//! of time in which tracking is on, and a check after every thirty quiet intervals alone is 3 %.
 //!
 //! Idea: after a stretch with tracking on that took c of the vCPU's time, tracking rests for at
-//! least c / 1 %. Where traps are rare the detectors decide as before. What would have woken
-//! tracking meanwhile is noted and wakes it as soon as the rest is over. A stretch that has cost
-//! most of an interval is cut, and goes on after its rest; only the first is not, in which the
-//! working set becomes known. No rest that is imposed is longer than 120 intervals, so that a guest
-//! that has changed is not misjudged for ever.
+//! least c / 1 %. Where traps are rare the detectors decide as before. An alarm during the rest
+//! is noted, and starts tracking as soon as the rest is over. A stretch that has cost most of an
+//! interval is cut, and continues after its rest. Only the first stretch is not cut: it
+//! determines the working set. No imposed rest is longer than 120 intervals, so a guest that has
+//! changed is not misjudged for ever.
 //!
-//! Invariant: after the first, what a stretch took is at most 1 % of the rest after it, unless that
-//! is more than 1.2 intervals; it is never more than 1.9, and 120 intervals follow.
+//! Invariant: after the first stretch, the cost of a stretch is at most 1 % of the rest after it,
+//! unless the cost is more than 1.2 intervals. It is never more than 1.9 intervals, and 120
+//! intervals follow.
 //!
-//! Cost: four numbers. Source: MEB §3.5 aims at 2 % and gets there with fixed periods of up to
-//! 100 s, as a trap took 2 µs there; the limit is ours. Left out: what the tracker takes while it
-//! rests, which is what the rest up to 2 % is for.
+//! Cost: four numbers. Source: MEB §3.5 aims at 2 % and reaches that with fixed periods of up to
+//! 100 s, because a trap took 2 µs there; the limit is ours. Left out: the tracker's own cost
+//! while it rests; the difference to 2 % is for that.
 
-/// The share of the vCPU's time that tracking may take, stretch by stretch.
+/// The share of the vCPU's time that tracking may take, for each stretch.
 const SHARE: f64 = 0.01;
-/// What a stretch may have taken and yet go on, in intervals.
+/// The cost, in intervals, at which a stretch is cut.
 const STRETCH: f64 = 0.9;
 /// The longest rest that is imposed, in intervals.
 const LONGEST: f64 = 120.0;
 
-/// When tracking may go on again.
+/// Decides when tracking may go on again.
 #[derive(Clone, Debug, Default)]
 pub struct Duty {
-    /// What the present stretch took, in intervals of the vCPU's time.
+    /// The cost of the present stretch, in intervals of the vCPU's time.
     spent: f64,
-    /// Intervals for which tracking must yet rest.
+    /// Intervals for which tracking must still rest.
     rest: f64,
-    /// Something would have woken it since it went off.
+    /// There was an alarm since tracking went off.
     is_noted: bool,
     /// The first stretch is over.
     is_settled: bool,
 }
 
 impl Duty {
-    /// One interval has passed. Where tracking was on in it, `spent` is what it took of the
-    /// vCPU's time, in intervals. Answers whether it is to be on in the next one, where the
-    /// detectors say `wanted`.
+    /// Takes in one interval. If tracking was on in it, `spent` is its cost in vCPU time, in
+    /// intervals. `wanted` is the detectors' decision. Returns whether tracking is to be on in
+    /// the next interval.
     pub fn observe(&mut self, spent: Option<f64>, wanted: bool) -> bool {
         if let Some(spent) = spent {
             self.spent += spent.max(0.0);
@@ -64,7 +65,7 @@ impl Duty {
 mod tests {
     use super::*;
 
-    /// Intervals without tracking, when every one of them would have woken it.
+    /// Intervals without tracking, if every one of them has an alarm.
     fn rest(duty: &mut Duty) -> usize {
         1 + (0..1_000).take_while(|_| !duty.observe(None, true)).count()
     }

@@ -1,5 +1,4 @@
-//! Intermittent tracking over a recorded trace: how often it would have been on, and how wrong (MEB
-//! Table II).
+//! Intermittent tracking over a recorded trace: how often it is on, and its error (MEB Table II).
 
 use super::{Intermittent, Judgement};
 
@@ -12,14 +11,14 @@ pub struct Sample {
     pub event: f64,
 }
 
-/// What a replay gave.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
     /// The share of intervals in which tracking was on.
     pub up_ratio: f64,
     /// The mean of |held − recorded| / recorded over all intervals.
     pub mean_relative_error: f64,
-    /// Per interval: whether tracking was on, and the working set that one would have gone by.
+    /// For each interval: whether tracking was on, and the estimate of the working set.
     pub intervals: Vec<(bool, f64)>,
 }
 

@@ -10,8 +10,8 @@ struct Program {
 }
 
 impl Program {
-    /// A random program; half of them repeat themselves, some changes are not seen in the event,
-    /// some events change for nothing.
+    /// A random program. Half of the programs repeat themselves; some changes do not show in the
+    /// event, and some events change for no reason.
     fn random(random: &mut fastrand::Rng) -> Self {
         let base = 30.0 * MIB * 20.0_f64.powf(random.f64());
         let size = |r: &mut fastrand::Rng| base * 3.0_f64.powf(r.f64());

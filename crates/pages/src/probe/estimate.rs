@@ -1,57 +1,58 @@
-//! From life table and population to the curve.
+//! Computes the curve from the life table and the population.
 //!
-//! With `r` the time for which a granule has not been touched, the granules with `r < k` ticks are
-//! Denning's working set `w(k)`: what a memory of that size under LRU holds. A touch of a granule
-//! with `r >= k` misses it. So the misses per tick of a memory of `w(k)` are the touches of such
-//! granules *now*: what a guest does at present counts, not what it is expected to do later.
+//! Let `r` be the time for which a granule has not been touched. The granules with `r < k` ticks
+//! are Denning's working set `w(k)`: the content of a memory of that size under LRU. A touch of a
+//! granule with `r >= k` misses it. So the misses per tick of a memory of `w(k)` are the touches
+//! of such granules *now*: the guest's present behaviour counts, not its expected one.
 //!
-//! Of a revoked granule `r` is known, up to the moment of its revocation: how long it had not been
-//! touched *then* was drawn from the life table as it stood then (multiple imputation: Rubin,
-//! 1987). Errors of single granules cancel over all of them; and what guests did before they
-//! changed is kept as it was. Touches of revoked granules are counted, not estimated: they trapped.
-//! Gaps longer than it takes to revoke what is idle are all seen; so the far part of the curve,
-//! which decides about the working set of a guest that reads much once, has little noise but the
+//! For a revoked granule, `r` is known from its revocation on. The time before that was drawn
+//! from the life table of that moment (multiple imputation: Rubin, 1987). Errors of single
+//! granules cancel over all of them, and the guest's behaviour before a change is kept as it was.
+//! Touches of revoked granules are counted, not estimated: they trapped. Gaps longer than the
+//! time that it takes to revoke idle memory are all seen. So the far part of the curve, which
+//! determines the working set of a guest that reads much once, has little noise except the
 //! guest's own.
 //!
-//! Of an accessible granule it is known that it was touched when it last trapped. Since then the
-//! life table decides: with `S(k)` the chance to be untouched for `k` ticks, it is in `w(k)` with
-//! `1 - S(k)`, and touched now with the hazard of its age. A granule that trapped was counted in
-//! that tick; touches are estimated for the ticks after it.
+//! An accessible granule is known to have been touched when it last trapped. From then on the
+//! life table applies: with `S(k)` the chance to be untouched for `k` ticks, it is in `w(k)` with
+//! probability `1 - S(k)`, and is touched now with the hazard of its age. A granule that trapped
+//! was counted in that tick; touches are estimated for the ticks after it.
 
 use super::life_table::{CLASSES, Hazards, LifeTable};
 
-/// Points of the curve that is kept, from 0 to all granules.
+/// Points of the kept curve, from 0 to all granules.
 pub(super) const GRID: usize = 512;
 
-/// What is known of one granule. Times are in ticks.
+/// The knowledge about one granule. Times are in ticks.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Known {
-    /// Its last touch that was seen lies so far back; it may have been touched unseen since.
+    /// Its last touch that was seen is `seen` ticks ago; it may have been touched unseen since.
     Accessible { class: u8, seen: u32 },
-    /// It has not been touched for so long.
+    /// It has not been touched for `untouched` ticks.
     Revoked { untouched: u32 },
 }
 
 /// A touch that trapped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touch {
-    /// For how many ticks the granule had not been touched.
+    /// Ticks for which the granule had not been touched.
     pub(super) untouched: u32,
-    /// What share of a reference it is: one that traps twice in a tick is only one.
+    /// The part of a reference that it counts as: a granule that traps twice in a tick is only
+    /// one.
     pub(super) weight: f64,
 }
 
-/// One window that looks back from now.
+/// One window that ends now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Window {
-    /// Granules that were touched within it.
+    /// Granules that were touched in the window.
     pub(super) size: f64,
-    /// References per tick, now, to granules that were not.
+    /// References per tick, now, to granules that were not touched in it.
     pub(super) misses: f64,
 }
 
-/// Size and misses of the windows that the bins of the life table begin with. `touched`: in the
-/// last `ticks`.
+/// Size and misses of the windows that start where the bins of the life table do. `touched` are
+/// the touches of the last `ticks`.
 pub(super) fn windows(
     table: &LifeTable,
     hazards: &Hazards,
@@ -61,10 +62,11 @@ pub(super) fn windows(
 ) -> Vec<Window> {
     let starts = table.starts();
     let none = Window { size: 0.0, misses: 0.0 };
-    // Accessible granules by class and by the bin of their last touch that was seen: their number,
-    // and how many ticks of these they may have been touched in, unseen.
+    // Accessible granules by class and by the bin of their last touch that was seen: their
+    // number, and the number of these ticks in which they may have been touched unseen.
     let mut accessible = vec![[none; CLASSES]; starts.len()];
-    // Revoked ones by the bin of their last touch: their number, and how many of them were touched.
+    // Revoked granules by the bin of their last touch: their number, and the number of those
+    // touched.
     let mut revoked = vec![none; starts.len()];
     for granule in population {
         match *granule {
@@ -97,15 +99,15 @@ pub(super) fn windows(
     windows
 }
 
-/// Misses per tick with memories from none to all of `granules`, in [`GRID`] steps; the first is
+/// Misses per tick for memories from none to all of `granules`, in [`GRID`] steps; the first is
 /// the number of references per tick.
 ///
-/// A memory that holds the window of `k` ticks and not that of `k + 1` misses what it missed at
-/// `k`: where windows are told apart tick by tick the curve has steps, not slopes.
+/// A memory that holds the window of `k` ticks but not that of `k + 1` has the misses of `k`. So
+/// where windows are one tick apart, the curve has steps, not slopes.
 pub(super) fn misses_per_tick(granules: f64, starts: &[u32], windows: &[Window]) -> Vec<f64> {
     let step = granules / (GRID - 1) as f64;
-    // The window that the size reaches and the next one, without those that noise has made smaller
-    // than one before.
+    // The largest window that fits into the size, and the next one; windows that noise has made
+    // smaller than an earlier one are skipped.
     let (mut bin, mut from) = (0, 0.0);
     (0..GRID)
         .map(|i| {
@@ -131,7 +133,7 @@ mod tests {
 
     const ACCESSIBLE: Known = Known::Accessible { class: HOT, seen: 5000 };
 
-    /// Of granules that are touched in every tick.
+    /// A table of granules that are touched in every tick.
     fn hot() -> LifeTable {
         let mut table = LifeTable::new();
         (0..1000).for_each(|_| table.died(HOT, 0));

@@ -1,14 +1,13 @@
-//! Which granules are accessible, which are revoked and since when; and the random draw of the
-//! next.
+//! The state of each granule, the moment of its revocation, and the random draw of the next one.
 //!
-//! The accessible ones stand in an array without order, each knowing its place, so that a draw, a
-//! revocation and a return are O(1). A uniform draw among the accessible is what makes probes see
-//! them as they are: a fixed order would find each granule just one round after its last probe, and
-//! so miss short returns (arrivals that see time averages: Wolff 1982).
+//! The accessible granules are in an unordered array, and each knows its place there, so a draw,
+//! a revocation and a return are O(1). A uniform draw among them makes the probes unbiased. A
+//! fixed order would find each granule just one round after its last probe, and so miss short
+//! returns (arrivals that see time averages: Wolff 1982).
 //!
-//! Of more than [`MAX_TRACKED`](super::MAX_TRACKED) granules one in each of as many equal parts is
-//! tracked. Moments are kept as milliseconds since the start in 32 bits; what stays revoked for
-//! weeks is held at [`LONGEST_MS`].
+//! If there are more than [`MAX_TRACKED`](super::MAX_TRACKED) granules, one in each of that
+//! number of equal parts is tracked. Moments are kept as milliseconds since the start in 32 bits;
+//! the age of a granule that stays revoked for weeks stops at [`LONGEST_MS`].
 
 use model::Time;
 
@@ -17,32 +16,32 @@ use super::{
     life_table::{FRESH, FRESH_TICKS, IDLE, UNKNOWN, class_of},
 };
 
-/// Longest time in one state that is told apart: 12 days.
+/// The longest time in one state that is measured: 12 days.
 const LONGEST_MS: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// The guest may touch it unseen.
     Accessible,
-    /// Its revocation was asked for.
+    /// Its revocation is requested.
     Pending,
     /// The next touch traps.
     Revoked,
     /// It cannot be revoked now: it shares all of its pages, or the guest has given them up.
     Absent,
-    /// Somebody else's.
+    /// Another component uses it.
     Excluded,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Granule {
-    /// Revoked (or asked to be) at, in ms since the start, modulo 2^32.
+    /// The moment of its revocation (or of the request), in ms since the start, modulo 2^32.
     since_ms: u32,
-    /// Its last touch that was seen (or the start), alike.
+    /// The moment of its last touch that was seen (or of the start), likewise.
     seen_ms: u32,
     /// Its place among the accessible.
     slot: u32,
-    /// For how many ticks it had not been touched when it was revoked.
+    /// Ticks for which it had not been touched when it was revoked.
     before: u16,
     state: State,
     class: u8,
@@ -103,7 +102,7 @@ impl Granules {
         self.tracked() - self.excluded
     }
 
-    /// How many granules a counted one stands for.
+    /// The number of granules that a counted one stands for.
     pub(super) fn scale(&self) -> f64 {
         f64::from(self.all) / f64::from(self.counted().max(1))
     }
@@ -114,8 +113,8 @@ impl Granules {
         (u64::from(index) * u64::from(self.all) / u64::from(self.tracked().max(1))) as u32
     }
 
-    /// The granule that stands for a part: a fixed one, at a place that no stride of the guest
-    /// shares.
+    /// The granule that stands for a part: a fixed one, at a pseudo-random offset, so that no
+    /// stride of the guest matches.
     pub(super) fn id(&self, index: u32) -> u32 {
         let (first, next) = (self.part(index), self.part(index + 1));
         first + (index.wrapping_mul(0x9e37_79b9) >> 8) % (next - first).max(1)
@@ -135,7 +134,7 @@ impl Granules {
         self.list[index as usize].state
     }
 
-    /// The class of its lifetime: the one that it was revoked in, or would be now.
+    /// The class of its lifetime: the class at its revocation, or the one that it would have now.
     pub(super) fn class(&mut self, index: u32, now: Time) -> u8 {
         let Granule { state, class, .. } = self.list[index as usize];
         match class {
@@ -146,19 +145,19 @@ impl Granules {
         }
     }
 
-    /// Keeps what its lifetime, in ticks, says about the granule.
+    /// Sets the granule's class from its lifetime in ticks.
     pub(super) fn classify(&mut self, index: u32, lifetime: u32) {
         self.list[index as usize].class = class_of(lifetime);
     }
 
-    /// How many whole ticks ago it was revoked; 0 before that.
+    /// The number of whole ticks since it was revoked; 0 before that.
     pub(super) fn age(&mut self, index: u32, at: Time) -> u32 {
         let at = self.ms(at);
         ticks_since(&mut self.list[index as usize].since_ms, at)
     }
 
-    /// It was touched. Tells how far this is a reference: not at all, if its last touch was seen
-    /// just before; fully, if that lies a tick back, so that a tick began between.
+    /// Records a touch. Returns its weight as a reference: 0 if the last touch was seen just
+    /// before, and 1 if that was a tick ago or more, so that a tick began in between.
     pub(super) fn saw(&mut self, index: u32, at: Time) -> f64 {
         let at = self.ms(at);
         let seen = &mut self.list[index as usize].seen_ms;
@@ -166,7 +165,7 @@ impl Granules {
         f64::from(since.min(TICK_MS)) / f64::from(TICK_MS)
     }
 
-    /// How many whole ticks ago its last touch was seen.
+    /// The number of whole ticks since its last touch that was seen.
     pub(super) fn seen(&mut self, index: u32, at: Time) -> u32 {
         let at = self.ms(at);
         ticks_since(&mut self.list[index as usize].seen_ms, at)
@@ -177,7 +176,7 @@ impl Granules {
         at.since(self.start).0 as u32
     }
 
-    /// Draws an accessible granule; it is pending then.
+    /// Draws an accessible granule and makes it pending.
     pub(super) fn draw(&mut self, now: Time) -> Option<u32> {
         if self.accessible.is_empty() {
             return None;
@@ -189,7 +188,7 @@ impl Granules {
         Some(index)
     }
 
-    /// Takes a granule out of the accessible.
+    /// Removes a granule from the accessible ones.
     fn remove(&mut self, index: u32) {
         let slot = self.list[index as usize].slot;
         self.accessible.swap_remove(slot as usize);
@@ -198,7 +197,7 @@ impl Granules {
         }
     }
 
-    /// Never draws this granule any more, nor counts it.
+    /// Excludes this granule from draws and from the count.
     pub(super) fn exclude(&mut self, index: u32) {
         match self.state(index) {
             State::Excluded => return,
@@ -221,8 +220,8 @@ impl Granules {
         }
     }
 
-    /// A pending granule cannot be revoked; where the guest has given it up, what is known of its
-    /// use is void.
+    /// A pending granule cannot be revoked. If the guest has given it up, the record of its use
+    /// is void.
     pub(super) fn lose(&mut self, index: u32, at: Time, is_given_up: bool) {
         let ms = self.ms(at);
         let granule = &mut self.list[index as usize];
@@ -235,7 +234,7 @@ impl Granules {
         }
     }
 
-    /// For how many ticks it had not been touched when it was revoked.
+    /// Ticks for which it had not been touched when it was revoked.
     pub(super) fn before(&self, index: u32) -> u32 {
         u32::from(self.list[index as usize].before)
     }
@@ -245,7 +244,7 @@ impl Granules {
         self.random.f64()
     }
 
-    /// A granule that was not accessible is again.
+    /// Makes a granule accessible again.
     pub(super) fn admit(&mut self, index: u32) {
         let slot = self.accessible();
         let granule = &mut self.list[index as usize];
@@ -255,8 +254,8 @@ impl Granules {
     }
 }
 
-/// Whole ticks from a moment on, both in ms modulo 2^32; 0 before it. The moment is moved up where
-/// it would soon be too long ago to be told from one to come.
+/// Whole ticks since a moment, both in ms modulo 2^32; 0 before it. A moment that is nearly too
+/// old to be distinguished from a future one is moved up.
 fn ticks_since(moment_ms: &mut u32, at_ms: u32) -> u32 {
     let age = at_ms.wrapping_sub(*moment_ms);
     if age > u32::MAX / 2 + LONGEST_MS / 2 {

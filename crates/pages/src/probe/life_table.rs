@@ -1,35 +1,35 @@
-//! How long granules stay untouched, learnt from those that are revoked: a period life table.
+//! A period life table: how long granules stay untouched, learnt from the revoked ones.
 //!
 //! Demography answers "how old will people get?" from one year's deaths, without waiting for
-//! anybody to grow old: of those who were `a` years old this year, the share that died is the
+//! people to grow old. Of those who were `a` years old this year, the share that died is the
 //! *hazard* at age `a`, and the product of `1 - hazard` over the ages is the chance to outlive
-//! them. Here a granule is born when it is revoked, dies when it is touched, and a year is a tick.
-//! The same arithmetic takes in what would bias an average of lifetimes: granules that are still
-//! alive (censored) and those whose early life lies too long ago (delayed entry). Source: Chiang,
-//! The Life Table and its Applications, 1984.
+//! them. Here a granule is born when it is revoked, dies when it is touched, and a year is a
+//! tick. The same arithmetic accounts for cases that would bias an average of lifetimes: granules
+//! that are still alive (censored) and those whose early life is too long ago (delayed entry).
+//! Source: Chiang, The Life Table and its Applications, 1984.
 //!
 //! Counts fade with one time constant, so a hazard is *current*: when a guest falls asleep, the
-//! first hundred survivors of their first tick say so.
+//! first hundred granules that survive their first tick show it.
 //!
-//! Granules that proved hot behave unlike others. A table is therefore kept for each class (by
-//! the granule's previous lifetime), shrunk towards the table of all where a class has seen little.
-//! One more class is of what was idle and was touched just now: where a guest reads on, the next
-//! touch is near.
+//! Granules that proved hot behave unlike others. So there is a table for each class (by the
+//! granule's previous lifetime), shrunk towards the table of all where a class has few events.
+//! One more class is for granules that were idle and have just been touched: where a guest reads
+//! on, the next touch is near.
 
-/// Ages are told apart tick by tick up to here, then in bins a tenth of their age wide.
+/// Ages have bins of one tick up to here, then bins a tenth of their age wide.
 const SINGLE: u32 = 8;
-/// The last age that is told apart, in ticks: ten minutes.
+/// The last age that has a bin, in ticks: ten minutes.
 pub(super) const OLDEST: u32 = 6000;
 /// Classes of granules, by their previous lifetime.
 pub(super) const CLASSES: usize = 5;
-/// How many events everybody's hazard weighs where a class has few of its own.
+/// The weight, in events, of the pooled hazard in the hazard of a class.
 const SHRINK: f64 = 1.0;
-/// The same for the hazard of the bin before, where nobody has lived recently.
+/// The weight, in events, of the previous bin's hazard in the pooled one.
 const CARRY: f64 = 0.5;
 /// A hazard never counts as certain.
 const CERTAIN: f64 = 1.0 - 1e-9;
 
-/// What a granule's previous lifetime says about its next.
+/// The class that a granule gets from its previous lifetime.
 pub(super) const fn class_of(lifetime_ticks: u32) -> u8 {
     match lifetime_ticks {
         0 => HOT,
@@ -38,15 +38,15 @@ pub(super) const fn class_of(lifetime_ticks: u32) -> u8 {
     }
 }
 
-/// The class of what was touched in the tick in which it was revoked.
+/// The class of granules that were touched in the tick in which they were revoked.
 pub(super) const HOT: u8 = 0;
-/// The class of what was not touched for more than a second.
+/// The class of granules that were not touched for more than a second.
 pub(super) const IDLE: u8 = 2;
 /// The class of granules that were never touched since tracking began.
 pub(super) const UNKNOWN: u8 = 3;
-/// The class of what was idle until it was touched, less than [`FRESH_TICKS`] ago.
+/// The class of granules that were idle until they were touched, less than [`FRESH_TICKS`] ago.
 pub(super) const FRESH: u8 = 4;
-/// How long what came back stays [`FRESH`].
+/// Ticks for which a granule that came back stays [`FRESH`].
 pub(super) const FRESH_TICKS: u32 = 4;
 
 /// The first age of every bin, in ticks, and one past the last.
@@ -61,7 +61,7 @@ fn bin_starts() -> Vec<u32> {
     starts
 }
 
-/// Of each class, the cumulative hazard `-ln S` at the first age of every bin.
+/// The cumulative hazard `-ln S` of each class at the first age of every bin.
 pub(super) type Hazards = [Vec<f64>; CLASSES];
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,8 +111,8 @@ impl LifeTable {
         }
     }
 
-    /// Lets what was counted fade to this share; what tells of the first ages, which only probes
-    /// do, to that of `young`.
+    /// Lets the counts fade to `share`; the counts of the first ages, which come from probes
+    /// only, fade to `young`.
     pub(super) fn fade(&mut self, share: f64, young: f64) {
         for counts in &mut self.counts {
             for (bin, count) in counts.iter_mut().enumerate() {
@@ -123,7 +123,8 @@ impl LifeTable {
         }
     }
 
-    /// How many probes ended their first tick within the window: what estimates rest on.
+    /// The number of probes that ended their first tick within the window: the basis of the
+    /// estimates.
     pub(super) fn probes(&self) -> f64 {
         self.counts.iter().map(|c| c[0].deaths + c[0].survivals).sum()
     }
@@ -177,7 +178,7 @@ impl LifeTable {
         from + (share * f64::from(to - from)) as u32
     }
 
-    /// The last bin that begins no later than this age.
+    /// The last bin that starts at or before this age.
     pub(super) fn last_start(&self, age_ticks: u32) -> usize {
         if age_ticks >= OLDEST { self.starts.len() - 1 } else { self.bin(age_ticks) }
     }

@@ -1,22 +1,22 @@
-//! The event where the machine has no performance counters: a small sample that is always watched.
+//! The event for machines without performance counters: a small sample that is always watched.
 //!
-//! Problem: intermittent tracking needs a cheap signal that moves when the guest's behaviour does.
-//! The paper takes dTLB misses; most clouds hide their counters.
+//! Problem: intermittent tracking needs a cheap signal that moves when the guest's behaviour
+//! changes. The paper uses dTLB misses; most clouds hide their counters.
 //!
-//! Idea: a few hundred granules, the same ones always, are revoked at the beginning of each
-//! interval, and each touch traps once. A sentinel that is touched at once scores 1, one that is
-//! touched late less, one that is not touched 0: the sum moves with the size of what is in use and
-//! with how busily it is. As they are the same granules every time, the choice of the sample shifts
-//! the level and not its changes.
+//! Idea: a few hundred granules, always the same ones, are revoked at the beginning of each
+//! interval, and each traps at its first touch. A sentinel that is touched at once scores 1, a
+//! late touch scores less, and no touch scores 0. The sum moves with the size of the memory in
+//! use and with the frequency of its use. The granules are the same every time, so the choice of
+//! the sample shifts the level but not its changes.
 //!
-//! Cost: at most one trap per sentinel and interval: 256 of them in 5 s are 51 traps a second, and
-//! a tenth of it for a guest that uses a tenth of its memory. 8 bytes per sentinel. Left out:
-//! tracking's own traps. A granule that is a sentinel must be left to its sentinel: see
+//! Cost: at most one trap per sentinel and interval: 256 of them in 5 s are 51 traps a second,
+//! and a tenth of that for a guest that uses a tenth of its memory. 8 bytes per sentinel. Left
+//! out: tracking's own traps. A sentinel must not be tracked as well: see
 //! [`Tracker::exclude`](super::Tracker::exclude).
 
 use model::{Millis, Time};
 
-/// The granules that are watched, and how they did in this interval.
+/// The watched granules, and their score in this interval.
 #[derive(Clone, Debug)]
 pub struct Sentinels {
     granules: Vec<u32>,
@@ -42,13 +42,13 @@ impl Sentinels {
         Self { granules, touched, score: 0.0, since: now, interval }
     }
 
-    /// The sentinels, in ascending order: to be revoked at the beginning of each interval.
+    /// The sentinels in ascending order, to be revoked at the beginning of each interval.
     #[must_use]
     pub fn granules(&self) -> &[u32] {
         &self.granules
     }
 
-    /// Whether this granule is one; if so its touch counts, once in an interval.
+    /// Returns whether this granule is a sentinel; if so, its touch counts once in an interval.
     pub fn touched(&mut self, granule: u32, at: Time) -> bool {
         let Ok(index) = self.granules.binary_search(&granule) else { return false };
         if !std::mem::replace(&mut self.touched[index], true) {
@@ -59,7 +59,7 @@ impl Sentinels {
         true
     }
 
-    /// Ends an interval and begins the next: its event, which is at least 1.
+    /// Ends an interval and begins the next. Returns the event, which is at least 1.
     pub fn end_interval(&mut self, now: Time) -> f64 {
         self.touched.fill(false);
         self.since = now;
@@ -71,7 +71,7 @@ impl Sentinels {
 mod tests {
     use super::*;
 
-    /// The event of a guest that touches the granules below `used` so many ms after each
+    /// The event of a guest that touches the granules below `used`, `after_ms` ms after each
     /// revocation.
     fn event(used: u32, after_ms: u64) -> f64 {
         let mut sentinels = Sentinels::new(3200, 256, Millis(5_000), 7, Time(0));

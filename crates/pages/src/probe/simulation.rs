@@ -1,8 +1,8 @@
-//! Synthetic guests, the exact curve of what they touch, and how far the probes are from it.
+//! Synthetic guests, the exact curve of their touches, and the error of the probes.
 //!
-//! A guest moves in steps of 10 ms, ten to a tick, so that a revoked granule is touched within its
-//! step. The exact curve comes from the exact stack, fed tick by tick with what was touched, and
-//! ages alike.
+//! A guest moves in steps of 10 ms, ten to a tick, so a revoked granule is touched within its
+//! step. The exact curve comes from the exact stack, which gets the touched granules tick by tick
+//! and ages in the same way.
 
 #![expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small test figures")]
 
@@ -14,15 +14,15 @@ use crate::{
 
 const STEP_MS: u64 = 10;
 const STEP_S: f64 = 0.01;
-/// Errors count from here on, once a second.
+/// Errors count from this time on, once a second.
 const WARM_S: f64 = 30.0;
 
-/// What a guest touches.
+/// A guest's pattern of touches.
 pub(super) trait Guest {
-    /// Marks what is touched in the step that begins at `at_s`.
+    /// Marks the granules touched in the step that begins at `at_s`.
     fn step(&mut self, at_s: f64, random: &mut fastrand::Rng, touched: &mut [bool]);
 
-    /// Its set, where it is known by construction.
+    /// The size of its set, where it is known by construction.
     fn known(&self, _at_s: f64) -> Option<f64> {
         None
     }
@@ -50,7 +50,7 @@ impl Guest for RandomArray {
     }
 }
 
-/// A loop over an array, beside a few granules that are always in use.
+/// A loop over an array, with a few granules that are always in use.
 pub(super) struct Sweep {
     pub(super) size: usize,
     pub(super) period_s: f64,
@@ -91,7 +91,7 @@ impl Guest for Rates {
     }
 }
 
-/// One guest after another, for so many seconds each, over and over.
+/// One guest after another, each for the given number of seconds, in rotation.
 pub(super) struct Phases(pub(super) Vec<(f64, Box<dyn Guest>)>);
 
 impl Guest for Phases {
@@ -128,12 +128,12 @@ impl Exact {
     }
 }
 
-/// How far off the probes were.
+/// The error of the probes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Report {
     /// Mean relative error of the working set against the exact one.
     pub(super) error_mean: f64,
-    /// The largest.
+    /// Largest relative error of the working set.
     pub(super) error_worst: f64,
     /// Mean relative error against the known set.
     pub(super) known_error_mean: f64,
@@ -141,13 +141,13 @@ pub(super) struct Report {
     pub(super) curve_error: f64,
     /// Traps per second.
     pub(super) traps_per_s: f64,
-    /// When the first reading came.
+    /// The time of the first reading.
     pub(super) first_s: f64,
     /// Exact and estimated working set, second by second.
     pub(super) series: Vec<(f64, f64)>,
 }
 
-/// How a run is set up.
+/// The setup of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
     pub(super) granules: usize,

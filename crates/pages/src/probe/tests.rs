@@ -50,7 +50,7 @@ fn guests(granules: usize) -> Vec<(&'static str, Box<dyn Guest>)> {
     ]
 }
 
-/// Prints the table of one set-up; answers mean and worst error, and mean error of the curve.
+/// Prints the table of one setup; returns mean and worst error, and mean error of the curve.
 fn table(setup: Setup) -> (f64, f64, f64) {
     println!("{} granules, {} probes/s", setup.granules, setup.probes_per_s);
     println!(

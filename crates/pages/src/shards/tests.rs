@@ -1,6 +1,6 @@
 use super::*;
 
-/// References to `ids` ids, of which the small are the hot ones.
+/// References to `ids` ids; small ids are the hot ones.
 fn trace(ids: u64, length: usize) -> Vec<u64> {
     let mut random = fastrand::Rng::with_seed(5);
     let mut reference = || {

@@ -1,13 +1,14 @@
-//! What a hostile file may hold, put to the reader of tables.
+//! Gives hostile files to the reader of tables.
 //!
-//! Called by the fuzz target (`fuzz/`) with bytes that a fuzzer finds, and by `fuzz_smoke.rs` with
-//! random ones. Idea: the first byte says how much of a file is made to fit, so that what stands
-//! behind the checksums is reached, too: nothing, the checksums, or also the lengths and the order.
+//! The fuzz target (`fuzz/`) calls this with bytes that a fuzzer finds, and `fuzz_smoke.rs` with
+//! random ones. Idea: the first byte selects the parts of a file that are made valid, so that
+//! code behind the checksums is reached, too: nothing, the checksums, or also the lengths and the
+//! order.
 
 use pages::offline::{HEADER_LEN, RECORD_LEN, Sampled, Statistics, TableRef, mix, overlap};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Panics if something is taken for a table that is none.
+/// Panics if bytes are accepted that are no table.
 pub(crate) fn tables(data: &[u8]) {
     let Some((how, data)) = data.split_first() else { return };
     match how % 4 {
@@ -37,7 +38,7 @@ fn look_at(bytes: &[u8]) {
     assert_eq!((alone.pages, alone.pages - alone.saved), (pages, found.all.distinct));
 }
 
-/// A header that fits, and records, in order where that is wanted.
+/// A valid header and records, sorted if `in_order`.
 fn fitted(data: &[u8], in_order: bool) -> Vec<u8> {
     let (name, body) = data.split_at(data.len().min(16));
     let mut records: Vec<[u8; RECORD_LEN]> = body.as_chunks::<RECORD_LEN>().0.to_vec();
@@ -68,7 +69,7 @@ fn fitted(data: &[u8], in_order: bool) -> Vec<u8> {
     bytes
 }
 
-/// With checksums that fit.
+/// The bytes with matching checksums.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some((header, body)) = bytes.split_first_chunk_mut::<HEADER_LEN>() {
         header[112..120].copy_from_slice(&xxh3_64(body).to_le_bytes());

@@ -108,7 +108,8 @@ fn views_of_another_size_are_refused() {
     assert!(Shared::open(Layout::new(1001), &memory.words, &memory.states).is_err());
 }
 
-/// Whatever the other side wrote: no panic, no endless loop, nothing passed on that does not exist.
+/// For any data from the other side: no panic, no endless loop, no trap of a granule that does
+/// not exist.
 #[test]
 fn random_words_everywhere_do_no_harm() {
     let mut random = fastrand::Rng::with_seed(3);

@@ -99,7 +99,7 @@ fn the_position_wraps_around() {
     assert_eq!(memory.drain(&mut consumer).0, [0, 1, 2, 3, 4, 5]);
 }
 
-/// What loom proves for a few traps, here for many and at full speed.
+/// Loom proves this for a few traps; this test checks it for many and at full speed.
 #[test]
 fn under_load_every_trap_is_read_once_and_in_order_or_counted_as_lost() {
     const TRAPS: u32 = 2_000_000;

@@ -52,7 +52,7 @@ fn answers() -> Vec<Answer> {
     ]
 }
 
-/// One that it may have.
+/// A number that this answer may have.
 fn number(answer: &Answer) -> u32 {
     if matches!(answer, Answer::Welcome { .. }) { HELLO } else { 300 }
 }
@@ -85,7 +85,7 @@ fn every_message_comes_back_as_it_went_even_the_longest() {
     }
 }
 
-/// These bytes never change, whatever [`VERSION`] says.
+/// These bytes never change, with any [`VERSION`].
 #[test]
 fn two_releases_can_tell_each_other_their_version() {
     assert_eq!(Request::Hello { version: 300 }.encode(9).unwrap(), [0, 0xac, 2]);

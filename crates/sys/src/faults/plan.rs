@@ -1,4 +1,4 @@
-//! What a test has planned, in memory that it shares with the process whose calls fail.
+//! The plan of a test, in memory shared with the process whose calls fail.
 
 use std::fs::File;
 use std::io;
@@ -17,52 +17,53 @@ use crate::userfaultfd::{Progress, Range};
 
 /// The environment variable that names the plan's file.
 pub const PLAN_ENV: &str = "OVERBOOK_FAULTS";
-/// So many faults may be planned at once.
+/// The most faults that can be planned at once.
 pub const MOST_FAULTS: usize = 4;
-/// Nobody is held for longer, should the test have ended.
+/// No call is held for longer, in case the test has ended.
 const LONGEST_HOLD: Duration = Duration::from_secs(30);
 const SITE_BYTES: usize = 120;
 const BYTES: usize = 8192;
 
-/// What becomes of a call.
+/// The effect of a fault on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Nothing is done.
+    /// The call is not made.
     Refuse(Errno),
-    /// So many pages are done, or the first half if the call has no more; then it is refused. What
-    /// maps something over memory has only unmapped that.
+    /// `pages` pages are done, or the first half if the call has no more pages; then the call is
+    /// refused. A call that maps something over memory has then only unmapped that memory.
     Part {
-        /// How many.
+        /// The number of pages.
         pages: u64,
-        /// How it is refused then.
+        /// The error that is reported then.
         errno: Errno,
     },
-    /// All is done; the answer is that nothing was.
+    /// The call is made, but reported as failed.
     Deny(Errno),
-    /// It waits, is done when the test says so ([`Faults::go_on`]), and has its own answer.
+    /// The call waits, is made when the test releases it ([`Faults::go_on`]), and returns its own
+    /// result.
     HoldBefore,
-    /// It is done, waits until the test says so, and has its own answer.
+    /// The call is made, waits until the test releases it, and returns its own result.
     HoldAfter,
 }
 
-/// A fault: at which call it begins, and at how many it stays.
+/// A fault: the calls at which it applies, and its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Such calls.
+    /// The kind of call.
     pub call: Call,
-    /// That concern this memory, what is moved or copied as from where as to where; `None`: any, or
-    /// none.
+    /// Only calls that concern this memory; for a move or copy, its source or its target. `None`:
+    /// all calls.
     pub within: Option<Range>,
-    /// The first of them from when it was planned on, counted from 0.
+    /// The first affected call since the fault was planned, counted from 0.
     pub place: u64,
-    /// How many, side by side.
+    /// The number of consecutive affected calls.
     pub times: u64,
-    /// What becomes of them.
+    /// The effect on them.
     pub how: How,
 }
 
 impl Fault {
-    /// Once, at the next call of a kind.
+    /// A fault at the next call of a kind only.
     #[must_use]
     pub const fn once(call: Call, how: How) -> Self {
         Self { call, within: None, place: 0, times: 1, how }
@@ -71,7 +72,7 @@ impl Fault {
 
 #[repr(C)]
 struct Slot {
-    /// 0: nothing is planned. Otherwise the kind's number, and one.
+    /// 0: no fault is planned. Otherwise the kind's number plus one.
     kind: AtomicU32,
     how: AtomicU32,
     errno: AtomicI32,
@@ -82,14 +83,14 @@ struct Slot {
     len: AtomicU64,
     place: AtomicU64,
     times: AtomicU64,
-    /// Calls that fit since it was planned.
+    /// Matching calls since the fault was planned.
     seen: AtomicU64,
-    /// Calls that it came to pass at.
+    /// Affected calls.
     met: AtomicU64,
-    /// Calls that have been held, and that have been let go.
+    /// Calls that were held, and calls that were released.
     held: AtomicU64,
     let_go: AtomicU64,
-    /// The file from which the first one was made.
+    /// The source file of the first affected call.
     site: [AtomicU8; SITE_BYTES],
 }
 
@@ -101,7 +102,7 @@ struct Table {
 
 const _: () = assert!(size_of::<Table>() <= BYTES && Call::ALL.len() <= 64);
 
-/// The plan: a test's end of it.
+/// The test's handle of the plan.
 #[derive(Debug)]
 pub struct Faults {
     table: &'static Table,
@@ -114,19 +115,19 @@ impl std::fmt::Debug for Table {
 }
 
 impl Faults {
-    /// Makes an empty plan in a file; whoever has its path in [`PLAN_ENV`] when it begins follows
+    /// Makes an empty plan in a file. A process that starts with its path in [`PLAN_ENV`] follows
     /// it.
     ///
     /// # Errors
-    /// When the file cannot be made.
+    /// When the file cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
         file.set_len(BYTES as u64)?;
         map(&file)
     }
 
-    /// Plans a fault; it is to be known by this number, which is below [`MOST_FAULTS`]. One that
-    /// was planned before by that number is forgotten.
+    /// Plans a fault under this number, which is below [`MOST_FAULTS`]. It replaces the previous
+    /// fault of that number.
     ///
     /// # Panics
     /// There is no such number.
@@ -149,7 +150,7 @@ impl Faults {
         slot.kind.store(fault.call as u32 + 1, Ordering::Release);
     }
 
-    /// Calls go their way again, those that are held too.
+    /// Removes a fault, and releases the calls that it holds.
     ///
     /// # Panics
     /// There is no such number.
@@ -159,13 +160,13 @@ impl Faults {
         slot.let_go.store(u64::MAX, Ordering::Release);
     }
 
-    /// How many calls of a kind there were so far.
+    /// The number of calls of a kind so far.
     #[must_use]
     pub fn calls(&self, call: Call) -> u64 {
         self.table.calls[call as usize].load(Ordering::Relaxed)
     }
 
-    /// At how many calls a fault came to pass.
+    /// The number of calls that a fault has affected.
     ///
     /// # Panics
     /// There is no such number.
@@ -174,7 +175,7 @@ impl Faults {
         self.table.slots[number].met.load(Ordering::Acquire)
     }
 
-    /// From where in the code the first of them was made: file and line; empty if there was none.
+    /// The file and line of the first affected call; empty if there was none.
     ///
     /// # Panics
     /// There is no such number.
@@ -189,7 +190,7 @@ impl Faults {
         format!("{}:{}", String::from_utf8_lossy(&file), slot.line.load(Ordering::Relaxed))
     }
 
-    /// Waits until a call is held; `false` if none was within `most`.
+    /// Waits until a call is held; `false` if there was none within `most`.
     ///
     /// # Panics
     /// There is no such number.
@@ -200,7 +201,7 @@ impl Faults {
         wait_until(most, || slot.held.load(Ordering::Acquire) > let_go)
     }
 
-    /// Lets the call go on that is held.
+    /// Releases the call that is held.
     ///
     /// # Panics
     /// There is no such number.
@@ -227,12 +228,12 @@ fn encode(how: How) -> (u32, i32, u64) {
 
 fn map(file: &File) -> io::Result<Faults> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses the place; the file is a test's, which does not shrink it, and is
-    // never unmapped.
+    // SAFETY: the kernel chooses the place. The file belongs to a test, which does not shrink it,
+    // and the mapping is never removed.
     let start = unsafe {
         rustix::mm::mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0)
     }?;
-    // SAFETY: of that size, zero at first, made of atomics, and there for ever.
+    // SAFETY: the mapping has that size, is zero at first, consists of atomics, and is permanent.
     let table = unsafe { &*start.cast::<Table>() };
     Ok(Faults { table })
 }
@@ -252,7 +253,7 @@ fn table() -> Option<&'static Table> {
     })
 }
 
-/// A fault that comes to pass at a call.
+/// A fault that applies to a call.
 struct Met {
     slot: &'static Slot,
     how: How,
@@ -263,7 +264,7 @@ fn met(kind: Call, ranges: [Range; 2], has_parts: bool) -> Option<Met> {
     let table = table()?;
     table.calls[kind as usize].fetch_add(1, Ordering::Relaxed);
     let mut slots = table.slots.iter();
-    // Not in a closure: that would be the caller.
+    // A loop, because a closure would be the caller that `track_caller` reports.
     loop {
         if let Some(met) = slots.next()?.meets(kind, ranges, has_parts) {
             return Some(met);
@@ -284,7 +285,7 @@ impl Slot {
         if at < first || at - first >= self.times.load(Ordering::Relaxed) {
             return None;
         }
-        // A hold has none.
+        // Evaluated lazily: a hold has no errno.
         let errno = || Errno::from_raw_os_error(self.errno.load(Ordering::Relaxed));
         let how = match self.how.load(Ordering::Relaxed) {
             REFUSE => How::Refuse(errno()),
@@ -302,7 +303,7 @@ impl Slot {
 
     fn concerns(&self, range: Range) -> bool {
         let (start, len) = (self.start.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
-        // What concerns no memory is planned for by no memory.
+        // A call without memory matches only a fault without a range.
         len == u64::MAX
             || range.start < start.saturating_add(len)
                 && start < range.start.saturating_add(range.len)
@@ -336,7 +337,7 @@ fn wait_until(most: Duration, is_so: impl Fn() -> bool) -> bool {
     true
 }
 
-/// How a call that has no parts comes out.
+/// The result of a call that cannot be done in part.
 fn whole<T>(met: &Met, call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     match met.how {
         How::Refuse(errno) | How::Part { errno, .. } => Err(errno),
@@ -353,10 +354,10 @@ fn whole<T>(met: &Met, call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Err
     }
 }
 
-/// As without the feature; see there.
+/// See the function of the same name in the module without the feature.
 ///
 /// # Errors
-/// The call's, or what the plan says.
+/// The error of the call, or the one in the plan.
 #[track_caller]
 pub fn call<T>(
     kind: Call,
@@ -369,7 +370,7 @@ pub fn call<T>(
     }
 }
 
-/// As without the feature; see there.
+/// See the function of the same name in the module without the feature.
 #[track_caller]
 pub fn outcome(kind: Call, range: Range, call: impl FnOnce() -> libc::c_int) -> libc::c_int {
     let Some(met) = met(kind, [range; 2], false) else { return call() };
@@ -392,7 +393,7 @@ pub(crate) fn through(
     range: Range,
     call: impl FnOnce(Range) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    // Part of one page is none of it.
+    // Part of a single page would be no page.
     match met(kind, [range; 2], range.len > PAGE_BYTES) {
         None => call(range),
         Some(Met { how: How::Part { pages, errno }, .. }) => {
@@ -442,7 +443,7 @@ pub(crate) fn over<T>(
     match met(kind, [range; 2], true) {
         None => call(),
         Some(Met { how: How::Part { errno, .. }, .. }) => {
-            // SAFETY: the caller gives up what is there; what comes in its place is what fails.
+            // SAFETY: the caller gives up the old mapping; the new one is what fails.
             unsafe { rustix::mm::munmap(pointer(range), length(range)) }?;
             Err(errno)
         }
@@ -450,7 +451,7 @@ pub(crate) fn over<T>(
     }
 }
 
-/// Some pages of a range, never all of it.
+/// Part of a range, never all of it.
 fn part(range: Range, pages: u64) -> Range {
     let bytes = pages * PAGE_BYTES;
     let half = range.len / 2 / PAGE_BYTES * PAGE_BYTES;

@@ -1,4 +1,4 @@
-//! As shipped: each function makes the call, and vanishes.
+//! The build without the feature: each function only makes the call, and is inlined.
 #![allow(clippy::inline_always, reason = "nothing is to be left of them")]
 
 use rustix::io::Errno;
@@ -6,23 +6,23 @@ use rustix::io::Errno;
 use super::Call;
 use crate::userfaultfd::{Progress, Range};
 
-/// Makes a call that does all or nothing.
+/// Makes a call that succeeds or fails as a whole.
 ///
 /// # Errors
-/// The call's, or what the plan says.
+/// The error of the call, or the one in the plan.
 #[inline(always)]
 pub fn call<T>(_: Call, _: Range, call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     call()
 }
 
-/// Makes a call of the C library's, which answers 0, or -1 and sets `errno`.
+/// Makes a call of the C library, which returns 0, or -1 and sets `errno`.
 #[inline(always)]
 pub fn outcome(_: Call, _: Range, call: impl FnOnce() -> libc::c_int) -> libc::c_int {
     call()
 }
 
-/// Makes a call that works its way through `range`, and may stop in the middle of it without saying
-/// where.
+/// Makes a call that works its way through `range` and may stop in the middle of it without
+/// reporting the place.
 #[inline(always)]
 pub(crate) fn through(
     _: Call,
@@ -32,8 +32,8 @@ pub(crate) fn through(
     call(range)
 }
 
-/// Makes a call that works its way through `range`, and says how far it got. What it puts there
-/// comes from the address that follows, or from nowhere: then that is the range's own.
+/// Makes a call that works its way through `range` and reports its progress. The third argument
+/// is the address of the source; without a source it is the range's own start.
 #[inline(always)]
 pub(crate) fn progress(
     _: Call,
@@ -44,8 +44,8 @@ pub(crate) fn progress(
     call(range)
 }
 
-/// Makes a call that maps something over `range`. Done by half, what was there is unmapped, and
-/// nothing is in its place.
+/// Makes a call that maps something over `range`. Done in part, it has unmapped the old mapping
+/// without making the new one.
 #[inline(always)]
 pub(crate) fn over<T>(
     _: Call,

@@ -10,28 +10,28 @@ const MARK: u8 = 7;
 
 pub(super) fn userfaultfd() -> Result<String, String> {
     match Userfaultfd::open() {
-        // Without the move it still is a full userfaultfd: the next feature says that.
+        // Without the move it is still a full userfaultfd; the next feature covers the move.
         Ok(_) | Err(OpenError::NoMove) => Ok("full: the kernel's own accesses trap too".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Moves a page from one place to another and looks whether its content came along.
+/// Moves a page from one place to another and checks that its content came along.
 pub(super) fn uffdio_move() -> Result<String, String> {
     let uffd = Userfaultfd::open().map_err(|error| error.to_string())?;
     let failed = |call: &'static str| move |errno: Errno| format!("{call}: {errno}");
     let from = marked()?;
     let to = Reserved::new(PAGE_BYTES).map_err(failed("mmap"))?;
     let page = Range { start: to.range().start, len: PAGE_BYTES };
-    // SAFETY: nobody but this function touches the page, and only after the move put something
+    // SAFETY: only this function touches the page, and only after the move has put something
     // there.
     unsafe { uffd.register(page) }.map_err(failed("UFFDIO_REGISTER"))?;
-    // SAFETY: nobody relies on the content at the source.
+    // SAFETY: no code relies on the content at the source.
     let moved = unsafe { uffd.move_pages(page.start, from.range().start, PAGE_BYTES) };
     if let Some(errno) = moved.stopped {
         return Err(format!("UFFDIO_MOVE: {errno}"));
     }
-    // SAFETY: the page is ours, mapped, and there since the move.
+    // SAFETY: the page is ours, mapped, and present since the move.
     let mark = unsafe { at(page.start).read_volatile() };
     if mark == MARK {
         Ok("a page moved with its content".to_owned())
@@ -53,7 +53,7 @@ pub(super) fn pagemap_scan() -> Result<String, String> {
 
 pub(super) fn advice(advice: Advice) -> Result<String, String> {
     let memory = marked()?;
-    // SAFETY: nobody relies on the content.
+    // SAFETY: no code relies on the content.
     match unsafe { memory.advise(advice) } {
         Ok(()) => Ok("accepted".to_owned()),
         Err(Errno::INVAL) => Err("the kernel does not know it".to_owned()),
@@ -61,10 +61,11 @@ pub(super) fn advice(advice: Advice) -> Result<String, String> {
     }
 }
 
-/// Two pages, of which the first has content.
+/// Two pages; the first has content.
 fn marked() -> Result<Reserved, String> {
     let memory = Reserved::new(2 * PAGE_BYTES).map_err(|errno| format!("mmap: {errno}"))?;
-    // A huge page would make both pages be there. A kernel without them refuses, and needs it not.
+    // A huge page would make both pages present. A kernel without huge pages refuses the advice,
+    // which is fine.
     // SAFETY: the advice discards nothing.
     let _ = unsafe { memory.advise(Advice::LinuxNoHugepage) };
     // SAFETY: the page is ours and mapped for writing.
@@ -72,9 +73,9 @@ fn marked() -> Result<Reserved, String> {
     Ok(memory)
 }
 
-/// What the kernel mapped there for us; no Rust object is.
+/// A pointer to memory that the kernel mapped for us; no Rust object is there.
 fn at(address: u64) -> *mut u8 {
-    // Addresses came from pointers of this process, so they fit.
+    // The addresses came from pointers of this process, so they fit.
     #[allow(clippy::cast_possible_truncation)]
     std::ptr::with_exposed_provenance_mut(address as usize)
 }

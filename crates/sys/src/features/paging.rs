@@ -1,11 +1,11 @@
-//! Whether a VM's memory can be paged out: with the shim, and from outside.
+//! Tells whether a VM's memory can be paged out: with the shim, and from outside.
 
 use crate::kernel_version::KernelVersion;
 use crate::outside;
 
-/// Works with `UFFDIO_MOVE` on pages in the swap cache.
+/// Whether `UFFDIO_MOVE` works on pages in the swap cache.
 ///
-/// Not tried: where it does not work it stops the kernel. So here a version is believed.
+/// It is not tried, because where it does not work the kernel crashes. So the version decides.
 pub(super) fn moves_swapped() -> Result<String, String> {
     let version = KernelVersion::of_host();
     if version.moves_swapped() {
@@ -15,7 +15,7 @@ pub(super) fn moves_swapped() -> Result<String, String> {
     }
 }
 
-/// Tried on a page of our own, by the calls that page a VM.
+/// Tries it on a page of our own, with the calls that page out a VM.
 pub(super) fn from_outside() -> Result<String, String> {
     let ns = outside::refault_ns_of_host()?;
     Ok(format!("a touch of a page that is out takes {} µs", ns / 1_000))

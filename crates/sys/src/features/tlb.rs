@@ -1,7 +1,8 @@
-//! Whether this machine counts misses of the data TLB: virtual machines often have no such counter.
+//! Tells whether this machine counts data-TLB misses: virtual machines often have no such
+//! counter.
 //!
 //! Source: perf_event_open(2). `PerfEventAttr` is the first published size of the kernel's
-//! structure (`PERF_ATTR_SIZE_VER0`); a test holds it against the kernel's header.
+//! structure (`PERF_ATTR_SIZE_VER0`); a test compares it with the kernel's header.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -60,7 +61,7 @@ fn open() -> std::io::Result<OwnedFd> {
     };
     let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0);
     let fd = fd.ok_or_else(std::io::Error::last_os_error)?;
-    // SAFETY: a fresh descriptor that nobody else has.
+    // SAFETY: a fresh descriptor with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

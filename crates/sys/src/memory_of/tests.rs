@@ -1,4 +1,4 @@
-//! Counting on invented `smaps`, on this very process, and on pids that vanish.
+//! Counts on invented `smaps`, on this process, and on pids that vanish.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A mapping of `len_kib` at `start`, with what is resident in it.
+/// A mapping of `len_kib` at `start`, with its resident memory.
 fn mapping(start: u64, len_kib: u64, perms: &str, file: &str, rss: u64, anon: u64) -> String {
     format!(
         "{start:x}-{:x} {perms} 00000000 00:00 0   {file}\nSize: {len_kib} kB\nRss: {rss} kB\n\
@@ -25,7 +25,7 @@ fn mapping(start: u64, len_kib: u64, perms: &str, file: &str, rss: u64, anon: u6
     )
 }
 
-/// The same as QEMU maps guest RAM.
+/// A mapping with the flags that QEMU sets for guest RAM.
 fn ram(start: u64, len_kib: u64, perms: &str, file: &str, rss: u64, anon: u64) -> String {
     mapping(start, len_kib, perms, file, rss, anon).replace("VmFlags: rd", "VmFlags: dc rd")
 }
@@ -36,7 +36,7 @@ fn overhead(smaps: &str, ram_mib: &[u64]) -> Result<Overhead, OverheadError> {
     split(1, runs, &sizes, Instant::now())
 }
 
-/// What is inside guest RAM and outside.
+/// The memory inside guest RAM and outside.
 fn measure(smaps: &str, ram_mib: &[u64]) -> Result<(Bytes, Bytes), OverheadError> {
     overhead(smaps, ram_mib).map(|overhead| (overhead.guest, overhead.own))
 }
@@ -106,7 +106,7 @@ fn a_reservation_is_never_taken_for_guest_ram() {
 #[test]
 fn a_pool_interrupts_guest_ram_and_only_copies_of_its_pages_are_the_guests() {
     let smaps = mapping(0x6000_0000, 262_144, "rw-p", "", 500, 500)
-        // The first page of guest RAM, mapped a moment ago: its advice is still to come.
+        // The first page of guest RAM, mapped a moment ago: its advice is not given yet.
         + &mapping(0x7000_0000, 64, "rw-p", POOL, 64, 0)
         + &ram(0x7001_0000, 131_008, "rw-p", "", 1000, 1000)
         + &ram(0x7800_0000, 128, "rw-p", POOL, 100, 20)
@@ -192,7 +192,7 @@ fn mapping_a_pool_over_memory_leaves_what_is_ones_own() {
     let view = PoolView::open(pool.reader().unwrap(), 16).unwrap();
     for first in (0..pages).step_by(32) {
         let range = Range { start: start + first * PAGE_BYTES, len: 16 * PAGE_BYTES };
-        // SAFETY: memory of ours, whose content nobody needs.
+        // SAFETY: memory of ours, whose content no code needs.
         unsafe {
             view.map_over(0, Over { range, reserve: false }).unwrap();
             (first..first + 4).for_each(|index| page(index).write_volatile(2));
@@ -200,7 +200,7 @@ fn mapping_a_pool_over_memory_leaves_what_is_ones_own() {
         }
     }
     let after = measure();
-    // Of 32 pages 16 are as they were, and 4 are copies.
+    // Of 32 pages 16 are unchanged, and 4 are copies.
     assert_eq!((after.guest, after.ram_is_shared), (Bytes(SIZE.0 / 32 * 20), false));
     let counters = Counters::of(std::process::id()).unwrap();
     assert!(counters.shared >= Bytes::mib(17), "there are no pages of the pool: {counters:?}");

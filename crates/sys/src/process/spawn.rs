@@ -1,4 +1,4 @@
-//! Starting a child: which files, rights and CPUs it has, and when it ends.
+//! Starts a child: its files, rights and CPUs, and the condition of its end.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,7 +17,7 @@ use rustix::thread::{
 
 use super::Child;
 
-/// Builds one child process; see the module's head for what the switches promise.
+/// Builds one child process; the head of the parent module describes the guarantees.
 #[derive(Debug)]
 pub struct Spawn {
     command: Command,
@@ -29,8 +29,8 @@ pub struct Spawn {
 }
 
 impl Spawn {
-    /// A child that runs `program`, with no standard input; output goes where ours goes until told
-    /// otherwise.
+    /// A child that runs `program`, without standard input; its output goes to ours unless
+    /// redirected.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let mut command = Command::new(program);
         command.stdin(Stdio::null());
@@ -93,17 +93,17 @@ impl Spawn {
         Ok(self)
     }
 
-    /// The child runs as this user and group, with no rights of ours.
+    /// Runs the child as this user and group, without our rights.
     pub fn user(mut self, uid: u32) -> Self {
         self.command.uid(uid).gid(uid);
         self
     }
 
-    /// Leaves `fd` open for this child, and for no other one that is started meanwhile. Answers
-    /// the number that it has there, for [`inherited`](super::inherited).
+    /// Leaves `fd` open for this child, and for no other one that is started meanwhile. Returns
+    /// its number in the child, for [`inherited`](super::inherited).
     ///
     /// # Errors
-    /// This process may open no more.
+    /// This process may open no more descriptors.
     pub fn pass(&mut self, fd: impl AsFd) -> io::Result<RawFd> {
         let passed = rustix::io::fcntl_dupfd_cloexec(fd, 3)?;
         let number = passed.as_raw_fd();
@@ -111,25 +111,25 @@ impl Spawn {
         Ok(number)
     }
 
-    /// The kernel kills the child (SIGKILL) when this process ends, however it ends.
+    /// Makes the kernel kill the child (SIGKILL) when this process ends, in any way.
     pub fn die_with_parent(mut self) -> Self {
         self.die_with_parent = true;
         self
     }
 
-    /// The child leads a session of its own: it has no terminal and outlives ours.
+    /// Makes the child lead a session of its own: it has no terminal and outlives our session.
     pub fn new_session(mut self) -> Self {
         self.new_session = true;
         self
     }
 
-    /// The child's memory is in small pages, whatever it asks for.
+    /// Keeps the child's memory in small pages, even where it asks for huge ones.
     pub fn small_pages(mut self, are_small: bool) -> Self {
         self.small_pages = are_small;
         self
     }
 
-    /// The child runs only on these CPUs; an empty list means those of the thread that starts it.
+    /// Runs the child only on these CPUs; an empty list means those of the thread that starts it.
     pub fn on_cpus(mut self, cpus: &[usize]) -> Self {
         self.cpus = cpus.to_vec();
         self
@@ -141,7 +141,7 @@ impl Spawn {
     /// When the program cannot be started, or a CPU does not exist.
     pub fn spawn(mut self) -> io::Result<Child> {
         let cpus = match cpu_set(&self.cpus)? {
-            // It is forked by another thread: as with any child, the CPUs are those of this one.
+            // Another thread forks it; like any child, it gets the CPUs of this thread.
             None if self.die_with_parent => Some(sched_getaffinity(None)?),
             cpus => cpus,
         };
@@ -166,7 +166,7 @@ impl Spawn {
     }
 }
 
-/// Done by the child before it becomes the program.
+/// The steps of the child before it executes the program.
 fn prepare_child(
     parent: Option<Pid>,
     session: bool,
@@ -179,7 +179,7 @@ fn prepare_child(
     if session {
         setsid()?;
     }
-    // A service may be forbidden to choose its CPUs: then it has no other ones to choose from.
+    // A service may be forbidden to choose its CPUs, so this is skipped if nothing would change.
     if let Some(cpus) = cpus
         && sched_getaffinity(None)? != *cpus
     {
@@ -187,7 +187,7 @@ fn prepare_child(
     }
     if let Some(parent) = parent {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have died before the request: then no signal will ever come.
+        // The parent may have died before the request; then no signal will ever come.
         if getppid() != Some(parent) {
             return Err(io::Error::from_raw_os_error(rustix::io::Errno::SRCH.raw_os_error()));
         }
@@ -212,16 +212,16 @@ fn cpu_set(cpus: &[usize]) -> io::Result<Option<CpuSet>> {
     Ok(Some(set))
 }
 
-/// A command to start, and where to send the result.
+/// A command to start, and the channel for its result.
 type Job = (Command, mpsc::Sender<io::Result<std::process::Child>>);
 
-/// Forks on the thread that lives as long as the process, whose end is what the death signal waits
-/// for.
+/// Forks on the thread that lives as long as the process, because the death signal depends on the
+/// end of the forking thread.
 fn spawn_from_lasting_thread(command: Command) -> io::Result<std::process::Child> {
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
         let (jobs, inbox) = mpsc::channel::<Job>();
-        // When the thread cannot be started its inbox is dropped, and the send below reports it.
+        // If the thread cannot be started, its inbox is dropped, and the send below reports that.
         let _detached = std::thread::Builder::new().name("spawner".into()).spawn(move || {
             for (mut command, reply) in inbox {
                 let _ = reply.send(command.spawn());

@@ -65,7 +65,8 @@ fn a_packet_that_does_not_fit_is_an_error_and_the_next_is_read() {
     assert_eq!(server.receive(&mut [0; 64]).unwrap().unwrap().length, 4);
 }
 
-/// How many of our descriptors are that pipe: other tests open and close theirs meanwhile.
+/// The number of our descriptors of that pipe, because other tests open and close theirs
+/// meanwhile.
 fn copies_of(fd: &OwnedFd) -> usize {
     let inode = rustix::fs::fstat(fd).unwrap().st_ino;
     let link = format!("pipe:[{inode}]");
@@ -109,7 +110,7 @@ fn a_peer_that_closes_or_sends_nothing_is_gone() {
 #[test]
 fn a_peer_that_does_not_read_never_makes_us_wait() {
     let (_server, client) = pair("full");
-    // If it waited, it would wait for ever.
+    // If it waited, the test would hang.
     let full = (0..10_000).find_map(|_| client.send(&[0; 1024], None).err()).unwrap();
     assert!(matches!(full, SeqpacketError::Full), "{full}");
 }

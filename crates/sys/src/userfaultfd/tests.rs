@@ -13,7 +13,7 @@ fn two_pages(uffd: &Userfaultfd) -> (Range, Range, Reserved) {
     let memory = Reserved::new(2 * PAGE_BYTES).unwrap();
     let guest = Range { len: PAGE_BYTES, ..memory.range() };
     let staging = Range { start: guest.start + PAGE_BYTES, ..guest };
-    // SAFETY: fresh memory of ours; it is touched only when its page is there, or with a reader.
+    // SAFETY: fresh memory of ours; it is touched only when its page exists, or with a reader.
     unsafe {
         memory.advise(rustix::mm::Advice::LinuxNoHugepage).unwrap();
         at(guest).write(7);
@@ -58,7 +58,7 @@ fn the_requests_are_the_kernels() {
 fn a_page_that_was_moved_out_traps_and_comes_back_with_its_content() {
     let uffd = Userfaultfd::open().unwrap();
     let (guest, staging, _memory) = two_pages(&uffd);
-    // SAFETY: memory of this test; nobody else reads it.
+    // SAFETY: memory of this test, which no other code reads.
     let moved = unsafe { uffd.move_pages(staging.start, guest.start, PAGE_BYTES) };
     assert_eq!(moved, Progress { bytes: PAGE_BYTES, stopped: None });
     std::thread::scope(|scope| {
@@ -116,8 +116,8 @@ unsafe fn advise_away(range: Range) {
     unsafe { crate::memory_map::advise(range, rustix::mm::Advice::LinuxDontNeed) }.unwrap();
 }
 
-/// A file of two pages in memory, mapped as copy-on-write; the first page was written, the second
-/// looked up.
+/// A memory-backed file of two pages, mapped copy-on-write; the first page was written, the
+/// second read.
 fn two_pages_of_a_file() -> (Range, Reserved) {
     let memory = Reserved::new(2 * PAGE_BYTES).unwrap();
     let file = rustix::fs::memfd_create("overbook-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -187,7 +187,7 @@ fn untouched_memory_takes_a_place_and_is_registered_there_from_the_first_moment(
         // SAFETY: the page is there when the read ends.
         let reader = scope.spawn(move || unsafe { at(first).read_volatile() });
         assert!(uffd.wait(None));
-        // SAFETY: registered; the second page holds what the first is to.
+        // SAFETY: registered; the second page has the content for the first.
         let copied = unsafe { uffd.copy_pages(first.start, first.start + PAGE_BYTES, PAGE_BYTES) };
         assert_eq!(copied.stopped, None);
         uffd.wake(first).unwrap();

@@ -1,16 +1,16 @@
-//! What a shim is asked for, and which references wait for its answer.
+//! The requests to a shim, and the references that wait for its answers.
 
-/// What a page is to be replaced by.
+/// The replacement of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Zeros,
     Slot(u32),
 }
 
-/// A page, and what it is to be replaced by.
+/// A page and its replacement.
 pub(super) type Wish = (u32, Target);
 
-/// What the shim was asked for.
+/// A request to the shim.
 #[derive(Debug)]
 pub(super) enum Asked {
     Pool,
@@ -34,7 +34,7 @@ impl Asked {
     }
 }
 
-/// The slot of a page that is to share one.
+/// The slot that a page is to share.
 pub(super) fn slot_of((_, target): &Wish) -> Option<u32> {
     match target {
         Target::Zeros => None,
@@ -42,7 +42,7 @@ pub(super) fn slot_of((_, target): &Wish) -> Option<u32> {
     }
 }
 
-/// How many pages are to be dropped: more cannot have been, whatever a shim says.
+/// The number of pages to drop: no more can have been dropped, for any answer of a shim.
 pub(super) fn zeros(wishes: &[Wish]) -> u64 {
     wishes.iter().filter(|(_, target)| *target == Target::Zeros).count() as u64
 }

@@ -1,4 +1,4 @@
-//! Where pages of guests are read to: memory that no core dump holds.
+//! Buffers for guests' pages, in memory that is excluded from core dumps.
 
 use sys::memory_map::PAGE_LEN;
 use sys::pool_file::Page;
@@ -9,7 +9,7 @@ use sys::slab::Slab;
 pub(super) struct Buffer<const PAGES: usize>(Option<Slab>);
 
 impl<const PAGES: usize> Buffer<PAGES> {
-    /// All of it; nothing, while the kernel has no memory for it.
+    /// The whole buffer; empty while the kernel has no memory for it.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         if self.0.is_none() {
             self.0 = Slab::new(PAGES * PAGE_LEN).ok();
@@ -17,23 +17,23 @@ impl<const PAGES: usize> Buffer<PAGES> {
         self.0.as_mut().map_or(&mut [], Slab::bytes_mut)
     }
 
-    /// The same, to be read.
+    /// The same, read-only.
     pub(super) fn bytes(&self) -> &[u8] {
         self.0.as_ref().map_or(&[], Slab::bytes)
     }
 
-    /// Its memory goes back to the kernel.
+    /// Returns the memory to the kernel.
     fn discard(&mut self) {
         self.0 = None;
     }
 }
 
-/// Pages that are put one behind the other, at most `PAGES`.
+/// Consecutive copies of at most `PAGES` pages.
 #[derive(Debug, Default)]
 pub(super) struct Kept<const PAGES: usize> {
     buffer: Buffer<PAGES>,
     count: usize,
-    /// How many its memory has held at once.
+    /// The most pages that its memory has held at once.
     most: usize,
 }
 
@@ -49,13 +49,13 @@ impl<const PAGES: usize> Kept<PAGES> {
         true
     }
 
-    /// In their order.
+    /// The pages in their order.
     pub(super) fn pages(&self) -> impl Iterator<Item = &Page> {
         self.buffer.bytes().as_chunks().0.iter().take(self.count)
     }
 
-    /// Empties it, and gives its memory back where that was far too much: when little changes,
-    /// little is kept.
+    /// Empties it, and returns its memory if that was much too large: when little changes, few
+    /// pages are kept.
     pub(super) fn empty(&mut self) {
         if self.count < self.most / 8 {
             self.buffer.discard();

@@ -1,8 +1,10 @@
-//! How many mappings QEMU's process has: without room for another one it could not go on.
+//! The number of mappings of QEMU's process, which could not continue without room for another
+//! one.
 //!
-//! The pool's mappings are counted with all others, for some outlive the sharing: where the shim
-//! could not replace a page that the guest has written, it stays in the mapping that it was merged
-//! into. And writes cut mappings in two: the shim stops that at half of what is left here for QEMU.
+//! The pool's mappings are counted together with all others, because some outlive the sharing. If
+//! the shim could not replace a page that the guest has written, the page stays in its merged
+//! mapping. Writes also split mappings; the shim stops that at half of the number that is left
+//! for QEMU here.
 
 use std::time::{Duration, Instant};
 
@@ -11,23 +13,24 @@ use sys::pool_maps;
 
 use super::super::granules::PAGE;
 
-/// What a kernel allows that does not say (`vm.max_map_count`).
+/// The kernel's default limit, if the real one is unreadable (`vm.max_map_count`).
 const USUAL_MAPPINGS: u32 = 65_530;
-/// What a mapping takes of the kernel's memory, with all that hangs on it (`dedup-overhead`: 480
-/// bytes for the two of an isolated page).
+/// The kernel's memory for a mapping with its dependents (`dedup-overhead`: 480 bytes for the two
+/// of an isolated page).
 const MAPPING_BYTES: u64 = 240;
-/// About what QEMU has by itself.
+/// The approximate number of QEMU's own mappings.
 const QEMUS_OWN: u32 = 400;
-/// Mappings may take one of so many bytes that they save; beyond, only runs that take less by
-/// themselves are worth it.
+/// Mappings may take one `DEAR`-th of the bytes that they save; beyond that, only runs of at
+/// least `CHEAP_RUN` pages are worth it.
 const DEAR: u64 = 20;
 const CHEAP_RUN: u32 = 4;
-/// Mappings are counted so long after the last time, if there may be so many more, or at last.
+/// Mappings are counted again after `MAPPINGS_SOON` if there may be `MAPPINGS_MORE` more, and
+/// after `MAPPINGS_LATE` in any case.
 const MAPPINGS_SOON: Duration = Duration::from_secs(1);
 const MAPPINGS_MORE: u32 = 500;
 const MAPPINGS_LATE: Duration = Duration::from_secs(10);
 
-/// Mappings of a process that may not be looked into.
+/// The count of a process that may not be inspected.
 const UNKNOWN: u32 = u32::MAX;
 
 /// The mappings of one process.
@@ -35,10 +38,10 @@ const UNKNOWN: u32 = u32::MAX;
 pub(super) struct Mappings {
     pid: u32,
     counted: u32,
-    /// Mappings at most since they were counted, and when that was.
+    /// The most mappings made since the count, and the time of the count.
     since: u32,
     at: Instant,
-    /// Half of what the kernel allows: the rest is QEMU's.
+    /// Half of the kernel's limit: the rest is for QEMU.
     most: u32,
 }
 
@@ -51,8 +54,8 @@ impl Mappings {
         new
     }
 
-    /// How long a run must be to be worth a mapping now, if so many runs are asked for and so many
-    /// pages are shared then; `None`: no run is.
+    /// The least length of a run that is worth a mapping now, if `runs` runs are requested and
+    /// `shared_pages` pages are shared afterwards; `None`: no run is.
     pub(super) fn least_run(&mut self, runs: u32, shared_pages: u32) -> Option<u32> {
         let is_due = self.since > MAPPINGS_MORE && self.at.elapsed() > MAPPINGS_SOON;
         if is_due || self.at.elapsed() > MAPPINGS_LATE {
@@ -65,7 +68,7 @@ impl Mappings {
         Some(if is_dear { by_room.max(CHEAP_RUN) } else { by_room })
     }
 
-    /// Why nothing more is merged, in words; `None`: there is room.
+    /// The reason why no more pages are merged; `None`: there is room.
     pub(super) fn why_not(&self) -> Option<String> {
         let (now, most) = (self.counted.saturating_add(self.since), self.most);
         if self.counted == UNKNOWN {
@@ -77,21 +80,21 @@ impl Mappings {
         least_run(now, most).is_none().then(why)
     }
 
-    /// There may be so many more now.
+    /// Adds `mappings` mappings that may exist now.
     pub(super) fn more(&mut self, mappings: u32) {
         self.since = self.since.saturating_add(mappings);
     }
 
     fn count(&mut self) {
-        // Of a process that may not be looked into nothing is merged any more.
+        // Pages of a process that may not be inspected are not merged any more.
         self.counted = pool_maps::count(self.pid).unwrap_or(UNKNOWN);
         (self.since, self.at) = (0, Instant::now());
     }
 }
 
-/// Whether so many mappings take more than they may for so many shared pages.
+/// Whether this number of mappings takes too much memory for the shared pages.
 fn is_dear(mappings: u64, shared_pages: u64) -> bool {
-    // Each slot has two sharers at least, so half of what is shared is saved.
+    // Each slot has at least two sharers, so at least half of the shared pages is saved.
     mappings * MAPPING_BYTES * DEAR > shared_pages * PAGE / 2
 }
 
@@ -104,7 +107,7 @@ mod tests {
         // Two mappings for each page; one for twelve.
         assert!(is_dear(2_000, 1_000) && !is_dear(100, 1_200));
         assert!(is_dear(1, 0) && !is_dear(0, 0));
-        // A run of the length that is always worth it would not be called dear by itself for long.
+        // A run of the always permitted length costs at most a fifteenth of its savings.
         let run = u64::from(CHEAP_RUN);
         assert!(2 * MAPPING_BYTES * 15 < run * PAGE / 2, "a fifteenth of what it saves at least");
     }

@@ -1,5 +1,5 @@
-//! Who is a member: greets VMs, takes what their shims answer, lets go of those that are gone, and
-//! numbers the pages of all.
+//! Manages the members of the group: admits VMs, processes their shims' answers, removes those
+//! that are gone, and numbers the pages of all.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -16,8 +16,8 @@ use super::store::{SLOTS, Store};
 use super::vm::Vm;
 
 impl Dedup {
-    /// Lets go of VMs that have ended or are worked on no more, takes outcomes, and greets new
-    /// connections.
+    /// Removes VMs that have ended or are no longer in the orders, processes outcomes, and
+    /// handles new connections.
     pub(super) fn meet(&mut self, vms: &mut [&mut Tracked]) {
         let is_told_of = |pid: u32| vms.iter().any(|tracked| tracked.pid() == pid);
         let is_gone =
@@ -50,8 +50,7 @@ impl Dedup {
                 Ok(if has_numbers { Vm::open(process, regions) } else { None })
             });
             let Some(Some(new)) = new else { return };
-            // Its shim has answered: what it shares now, it shares by its own state, and nothing is
-            // under way.
+            // Its shim has answered, so no request is in flight, and its present sharing is final.
             let Some(new) = self.with_shares(process, new) else { return };
             self.number(pid, new);
         }
@@ -80,7 +79,7 @@ impl Dedup {
         }
     }
 
-    /// With what the VM shares of the pool already.
+    /// Adds the references of the pages that the VM already shares with the pool.
     fn with_shares(&mut self, process: Identity, mut vm: Vm) -> Option<Vm> {
         let store = self.store.as_mut()?;
         let sharers = pool_maps::sharers(process.pid, store.id, &ranges(&vm.regions)).ok()?;
@@ -91,7 +90,7 @@ impl Dedup {
         Some(vm)
     }
 
-    /// Guest RAM was plugged or unplugged: the VM's pages get other numbers in the group.
+    /// Guest RAM was plugged or unplugged: the VM's pages get new numbers in the group.
     fn renumber(&mut self, pid: u32, known: Range<u32>) {
         self.index.forget(known);
         if let Some(vm) = self.vms.remove(&pid) {
@@ -99,7 +98,7 @@ impl Dedup {
         }
     }
 
-    /// Takes a VM in. Where its pages have no numbers left it is only held, for what it shares.
+    /// Admits a VM. Without free numbers for its pages, only its references are kept.
     fn number(&mut self, pid: u32, vm: Vm) {
         if let Some(first) = self.free_numbers(vm.pages()) {
             self.grow(vm.pages());
@@ -110,8 +109,8 @@ impl Dedup {
         }
     }
 
-    /// The lowest numbers that are free for so many pages; `None`: the group has more than can be
-    /// numbered.
+    /// The lowest free numbers for this many pages; `None`: the group has more pages than
+    /// numbers.
     fn free_numbers(&self, pages: u32) -> Option<u32> {
         let mut taken: Vec<_> = self.vms.values().map(Vm::numbers).collect();
         taken.sort_by_key(|numbers| numbers.start);
@@ -125,7 +124,7 @@ impl Dedup {
         first.checked_add(pages).filter(|end| *end <= Index::MOST_PAGES).map(|_| first)
     }
 
-    /// Makes the index larger for a VM more: what is in the pool stays known, the rest is met
+    /// Enlarges the index for another VM: the pool's contents stay in it, all others are found
     /// again.
     fn grow(&mut self, more: u32) {
         let pages = self.vms.values().fold(more, |pages, vm| pages.saturating_add(vm.pages()));

@@ -1,15 +1,15 @@
-//! How many pages may be looked at now: a rate, and what is left of it.
+//! The number of pages that may be scanned now: a rate, and its credit.
 
 use std::time::{Duration, Instant};
 
 use model::PagesPerMs;
 
-/// How long credit is kept.
+/// The most time for which credit accumulates.
 const LONGEST_CREDIT: Duration = Duration::from_millis(200);
-/// How many pages may be looked at.
+/// The rate of scanning, and its credit.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// In a millisecond.
+    /// Pages in a millisecond.
     pub(super) rate: Option<PagesPerMs>,
     pub(super) credit: f64,
     last: Instant,
@@ -21,14 +21,14 @@ impl Pace {
         Self { rate: None, credit: 0.0, last: Instant::now() }
     }
 
-    /// What was not used for longer than [`LONGEST_CREDIT`] is lost.
+    /// Adds credit for the time since the last call; at most that of [`LONGEST_CREDIT`] is kept.
     pub(super) fn refill(&mut self) {
         let now = Instant::now();
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.last, now));
         let of = |time: Duration, PagesPerMs(rate)| time.as_secs_f64() * 1000.0 * f64::from(rate);
         self.credit = match self.rate {
             None => f64::INFINITY,
-            // A window is looked at whole, so there may be a debt.
+            // A window is scanned as a whole, so there may be a debt.
             Some(rate) if self.credit.is_finite() => {
                 (self.credit + of(passed, rate)).min(of(LONGEST_CREDIT, rate))
             }

@@ -1,8 +1,8 @@
-//! What is found elsewhere is proposed for a merge.
+//! Proposes merges of pages with equal content.
 //!
-//! Reads what is to be read of a window. A hash says where the same may lie: in the pool, or in
-//! another page, which is read again before both get a slot. The shims compare before anything is
-//! shared.
+//! Reads the wanted pages of a window. A hash shows where the same content may be: in the pool,
+//! or in another page, which is read again before both get a slot. The shims compare before
+//! anything is shared.
 
 use std::ops::Range;
 
@@ -17,24 +17,24 @@ use super::buffer::{Buffer, Kept};
 use super::vm::Vm;
 use super::window::Window;
 
-/// A huge page is split for so many pages saved: 1 of 64.
+/// The least pages saved for which a huge page is split: 1 of 64.
 const LEAST_IN_HUGE_PAGE: usize = 8;
-/// Pages that are read together where one of them is looked for.
+/// Pages that are read together when one of them is needed.
 const AHEAD: usize = 16;
 
-/// Pages that were found elsewhere: at most all of a window.
+/// Pages with a twin: at most all of a window.
 pub(super) type KeptPages = Kept<{ Window::PAGES as usize }>;
 
 /// A page that could be merged.
 struct Candidate {
     page: u32,
-    /// That of its content, which is kept; `None`: zeros.
+    /// The hash of its content, which is kept; `None`: zeros.
     hash: Option<u64>,
 }
 
 impl Dedup {
-    /// Reads a window and has merged what is found elsewhere; `true`: something of that is out of
-    /// reach, and recalled.
+    /// Reads a window and queues merges of pages with a twin; `true`: some twins are revoked, and
+    /// are being recalled.
     pub(super) fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) -> bool {
         let mut recalls = false;
         self.ahead.forget();
@@ -57,8 +57,8 @@ impl Dedup {
         recalls
     }
 
-    /// What is found elsewhere, its content kept: of what is read, little is the same as a rule,
-    /// and the rest need not leave the CPU's cache.
+    /// Finds pages with a twin, and keeps their content. Usually few pages have one, and the
+    /// others need not leave the CPU's cache.
     fn candidates(&mut self, pid: u32, window: &Window, kept: &mut KeptPages) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         let Some(vm) = self.vms.get_mut(&pid) else { return candidates };
@@ -81,8 +81,8 @@ impl Dedup {
         candidates
     }
 
-    /// Has a page merged, if the same is really to be found where the index says; `true`: that is
-    /// out of reach, and recalled.
+    /// Queues the merge of a page, if its twin really is where the index says; `true`: the twin
+    /// is revoked, and is being recalled.
     fn merge(
         &mut self,
         pid: u32,
@@ -115,7 +115,7 @@ impl Dedup {
         false
     }
 
-    /// Two pages with this content get a slot.
+    /// Gives two pages with this content a slot.
     fn pair(&mut self, hash: u64, content: &Page, pages: [(u32, u32); 2]) {
         let Some(store) = &mut self.store else { return };
         let Some(slot) = store.slots.take(hash) else { return };
@@ -129,9 +129,9 @@ impl Dedup {
         }
     }
 
-    /// The page of this number, if it still holds that and can be merged. One that is about to
-    /// share another slot, or that was discarded and filled again since it was looked at, would
-    /// lose count of that slot.
+    /// Checks that the page of this number still has this content and can be merged. A page that
+    /// is about to share another slot, or that was discarded and filled again since its scan,
+    /// would lose the reference to that slot.
     fn twin(&mut self, number: u32, content: &Page, vms: &mut [&mut Tracked]) -> Twin {
         let Self { vms: members, leaving, ahead, .. } = self;
         let found = members.iter().find(|(_, vm)| vm.numbers().contains(&number));
@@ -155,18 +155,18 @@ impl Dedup {
     }
 }
 
-/// What became of the page that the index names.
+/// The state of the page that the index names.
 enum Twin {
     /// It is this one, of this process.
     Found(u32, u32),
-    /// It is out of reach, and on its way back.
+    /// It is revoked, and is being recalled.
     Recalled,
-    /// There is none any more.
+    /// It is no longer valid.
     None,
 }
 
-/// Pages of a VM that were read together, for where one has a twin, the next ones have theirs as a
-/// rule.
+/// Pages of a VM that were read together: if one has a twin, the next ones usually have theirs
+/// next to it.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     pid: u32,
@@ -175,7 +175,7 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Reads this page, and what is there behind it; `false`: it is not there.
+    /// Reads this page and the existing ones after it; `false`: it does not exist.
     fn read(&mut self, pid: u32, vm: &Vm, page: u32) -> bool {
         let read = vm.read_there(page, self.bytes.bytes_mut()) / PAGE_LEN;
         self.pid = pid;
@@ -189,7 +189,7 @@ impl Ahead {
         self.bytes.bytes().get(at..at + PAGE_LEN)
     }
 
-    /// What was read may have changed.
+    /// Discards the pages read, which may have changed.
     fn forget(&mut self) {
         self.pages = Range::default();
     }

@@ -1,13 +1,13 @@
-//! The group's pool: its file, its slots, and who holds them besides the VMs that are worked on.
+//! The group's pool: its file, its slots, and the holders of slots that are not workable VMs.
 //!
-//! **Problem.** A worker may end at any instant, its pool may not: guests map it. The next worker
-//! knows nothing of what was shared, and a slot used again while somebody still maps it would be
-//! another guest's content in his memory.
+//! **Problem.** A worker may end at any instant, but its pool must not, because guests map it.
+//! The next worker does not know what was shared. A slot that is reused while a guest still maps
+//! it would expose another guest's content.
 //!
-//! **Idea.** The kernel knows ([`sys::pool_maps`]). A new worker takes the pool over with all its
-//! content as one that somebody holds; each VM is asked for what it really shares as soon as its
-//! shim has answered, for then nothing of the old worker's is under way there any more. When every
-//! process that maps the pool has been met so, or has ended, what nobody shares is emptied.
+//! **Idea.** The kernel knows the sharers ([`sys::pool_maps`]). A new worker takes over the pool
+//! and treats all its content as in use. It reads the sharers of each VM as soon as the VM's shim
+//! has answered, because then no request of the old worker is in flight there. When every process
+//! that maps the pool has been read or has ended, slots without sharers are emptied.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,11 +19,12 @@ use sys::pool_file::{AdoptError, PoolFile};
 use sys::pool_maps::{self, FileId, Mapping};
 use sys::process;
 
-/// Room of a pool: 64 GiB of content. It takes addresses, no memory.
+/// The capacity of a pool: 64 GiB of content. It takes addresses, but no memory.
 pub const SLOTS: u32 = 1 << 24;
 const _: () = assert!(SLOTS <= Book::MOST_SLOTS);
 
-/// Files of the pool's name that are told apart: more than one are a QEMU's own, to hide it.
+/// The most files with the pool's name that are distinguished: a second one is made by a QEMU, to
+/// hide the real one.
 const MOST_CALLED_SO: usize = 64;
 
 /// A pool.
@@ -32,23 +33,23 @@ pub(super) struct Store {
     pub(super) file: PoolFile,
     pub(super) id: FileId,
     pub(super) slots: Pool,
-    /// Slots that were found filled and not read yet.
+    /// Filled slots that are not read yet.
     unread: Vec<Range<u32>>,
-    /// Slots that were found filled: held until all are known who share them.
+    /// Filled slots of the adopted pool: kept until all their sharers are known.
     past: Vec<u32>,
     holders: BTreeMap<u32, Holder>,
 }
 
-/// A process that is not worked on now, and what it may share.
+/// A process that is not workable now, and the slots that it may share.
 #[derive(Debug)]
 struct Holder {
     process: OwnedFd,
-    /// `None`: not known.
+    /// `None`: unknown.
     slots: Option<Vec<u32>>,
 }
 
 impl Store {
-    /// The pool of this name that these processes map most of; `None`: there is none.
+    /// Takes over the pool of this name of which these processes map most; `None`: there is none.
     ///
     /// # Errors
     /// When another worker has it, or the kernel's.
@@ -56,7 +57,7 @@ impl Store {
         let mut found = most_mapped(name, pids).into_iter();
         let file = found.find_map(|(pid, mapping)| match PoolFile::adopt(pid, &mapping, SLOTS) {
             Err(error @ AdoptError::InUse) => Some(Err(error)),
-            // Anybody can make a file of this name.
+            // Any process can make a file of this name.
             Err(AdoptError::Foreign(_) | AdoptError::System(_)) => None,
             Ok(file) => Some(Ok(file)),
         });
@@ -69,7 +70,7 @@ impl Store {
                 store.holders.insert(holder, Holder { process, slots: None });
             }
         }
-        // Not before: what is filled while we look is filled by nobody.
+        // Only after the takeover: from then on no other process fills slots.
         store.unread = store.file.filled()?;
         for slot in store.unread.iter().cloned().flatten() {
             if store.slots.adopt(slot) {
@@ -79,10 +80,10 @@ impl Store {
         Ok(Some(store))
     }
 
-    /// An empty one.
+    /// Makes an empty pool.
     ///
     /// # Errors
-    /// The kernel's, when there is no memory for it.
+    /// The kernel's, if there is no memory for it.
     pub(super) fn create(name: &str) -> Result<Self, Errno> {
         Self::with(PoolFile::create(name, SLOTS)?)
     }
@@ -98,7 +99,7 @@ impl Store {
         })
     }
 
-    /// The next slots whose content is to be read, at most so many; they count as read.
+    /// The next slots whose content is to be read, at most `most`; they then count as read.
     pub(super) fn next_unread(&mut self, most: u32) -> Option<Range<u32>> {
         let range = self.unread.last_mut()?;
         let next = range.start..range.end.min(range.start.saturating_add(most));
@@ -109,19 +110,19 @@ impl Store {
         Some(next)
     }
 
-    /// A process is no longer worked on, and shares these, or will.
+    /// Records a process that is no longer workable, and the slots that it shares or will share.
     pub(super) fn hold(&mut self, pid: u32, process: OwnedFd, slots: Vec<u32>) {
         self.holders.insert(pid, Holder { process, slots: Some(slots) });
     }
 
-    /// What a process was thought to share is known otherwise now.
+    /// Removes a process's holder entry: its sharers are now known. Returns slots to leave.
     #[must_use]
     pub(super) fn met(&mut self, pid: u32) -> Vec<u32> {
         let slots = self.holders.remove(&pid).and_then(|holder| holder.slots).unwrap_or_default();
         self.with_past(slots)
     }
 
-    /// What is shared no more because processes have ended.
+    /// Removes processes that have ended. Returns slots to leave.
     #[must_use]
     pub(super) fn ended(&mut self) -> Vec<u32> {
         let mut left = Vec::new();
@@ -143,12 +144,12 @@ impl Store {
     }
 }
 
-/// The pools of this name that these processes map, those first of which they map most, each with a
-/// place where it is mapped.
+/// The pools of this name that these processes map, in descending order of the mapped size, each
+/// with one of its mappings.
 fn most_mapped(name: &str, pids: &[u32]) -> Vec<(u32, Mapping)> {
     let mut found: BTreeMap<FileId, (u64, u32, Mapping)> = BTreeMap::new();
     for &pid in pids {
-        // A process may have ended meanwhile: its mappings cannot be read.
+        // A process may have ended meanwhile; then its mappings cannot be read.
         let _ = pool_maps::each_mapping(pid, |mapping| {
             let is_known = found.len() < MOST_CALLED_SO || found.contains_key(&mapping.file);
             if mapping.name == name && is_known {

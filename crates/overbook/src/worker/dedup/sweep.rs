@@ -1,20 +1,20 @@
 //! Sweeps: known pages are looked for before all others.
 //!
-//! A sweep goes through a VM as a pass does, but reads of each page that has come since the last
-//! one no more than a word, of those whose first word is known three more, and only of what is
-//! known then all ([`pages::dedup::Known`]). What it finds is proposed as ever. A program that
-//! starts brings its code page by page, so the next sweep comes soon, and a little later where this
-//! one has found nothing.
+//! A sweep goes through a VM as a pass does, but reads less. It reads one word of each page that
+//! has come since the last sweep. It reads three more words if the first is known, and the whole
+//! page only if all four are ([`pages::dedup::Known`]). Findings are proposed in the usual way. A
+//! program that starts loads its code page by page, so the next sweep comes soon, and a little
+//! later if this one has found nothing.
 //!
-//! **A page has come when it has content.** The guest's first touch brings a whole huge page of
-//! zeros, which it fills later. So a page of zeros is sampled by each sweep until it has content;
-//! of [`TOGETHER`] pages side by side none of which has come one is, in turn, and the others only
-//! if that one has content.
+//! **A page has come when it has content.** The guest's first touch maps a whole huge page of
+//! zeros, which it fills later. So each sweep samples a page of zeros until it has content. Of
+//! [`TOGETHER`] adjacent pages none of which has come, one is sampled, in turn, and the others
+//! only if that one has content.
 //!
-//! **Memory is used again.** A program's code comes into pages that had another content before. So
-//! one of [`SWEEPS`] pages that have come is sampled again, in turn; where one is known and was not
-//! before, all pages of its window are by the next sweep. So are those whose merge broke or was
-//! refused, and those that change, until they have settled.
+//! **Memory is reused.** A program's code comes into pages that had other content before. So one
+//! of [`SWEEPS`] pages that have come is sampled again, in turn. If one is known now and was not
+//! before, the next sweep samples all pages of its window. It also samples pages whose merge
+//! broke or was refused, and pages that change, until they have settled.
 
 use std::time::{Duration, Instant};
 
@@ -26,27 +26,27 @@ use super::vm::{Look, Vm};
 use super::window::Window;
 use super::{Dedup, MOST_QUEUED};
 
-/// Between two sweeps of a VM.
+/// The pauses between two sweeps of a VM.
 const SOON: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_secs(1);
-/// All pages are sampled again in so many sweeps.
+/// The number of sweeps in which all pages are sampled again.
 const SWEEPS: u32 = 64;
-/// So many pages are sampled in the time that one takes to be read.
+/// The number of pages that are sampled in the time of reading one.
 const SAMPLED_AT_ONCE: usize = 8;
-/// Pages side by side that the guest fills together, as a rule.
+/// Adjacent pages that a guest usually fills together.
 const TOGETHER: usize = 16;
-/// What a window counts for in which nothing is new, in pages: the kernel is asked what is there.
+/// The charge for a window without new pages, in pages: the kernel is asked which pages exist.
 const WINDOW_CHARGED: usize = 2;
 const BITS: u32 = u64::BITS;
 
-/// How far a VM has been swept.
+/// The progress of sweeping a VM.
 #[derive(Debug)]
 pub(super) struct Sweep {
     /// The next page.
     cursor: u32,
-    /// A bit for each page that was sampled, had content, and has not gone since.
+    /// A bit for each page that was sampled, had content, and still exists.
     sampled: Vec<u64>,
-    /// How many there were before.
+    /// The number of completed sweeps.
     number: u32,
     has_found: bool,
     begun: Instant,
@@ -69,7 +69,7 @@ impl Sweep {
         self.cursor
     }
 
-    /// To this page; `None`: it is over.
+    /// Continues at this page; `None`: the sweep is complete.
     pub(super) fn goes_to(&mut self, page: Option<u32>) {
         if let Some(page) = page {
             if self.cursor == 0 {
@@ -80,13 +80,13 @@ impl Sweep {
         }
         let now = Instant::now();
         self.pause = if self.has_found { SOON } else { (self.pause * 2).min(LATE) };
-        // A sweep that takes long is followed by as long a rest.
+        // A long sweep is followed by an equally long pause.
         let due = now + self.pause.max(now - self.begun);
         (self.cursor, self.has_found, self.due) = (0, false, due);
         self.number = self.number.wrapping_add(1);
     }
 
-    /// There is no such page now, or it has another content.
+    /// The page no longer exists, or has other content.
     pub(super) fn forget(&mut self, page: u32) {
         if let Some(word) = self.sampled.get_mut((page / BITS) as usize) {
             *word &= !(1 << (page % BITS));
@@ -98,13 +98,13 @@ impl Sweep {
         self.sampled.get((page / BITS) as usize).is_none_or(|word| word & 1 << (page % BITS) == 0)
     }
 
-    /// Whether a page has its turn to be sampled again.
+    /// Whether a page is due to be sampled again.
     fn is_turn(&self, page: u32) -> bool {
         (page ^ self.number).is_multiple_of(SWEEPS)
     }
 
-    /// Of the pages that are to be read, keeps those that are to be sampled. Answers which of them
-    /// had come before: these tell whether memory is used again.
+    /// Of the wanted pages, keeps those to be sampled. Returns those of them that had come
+    /// before: they show whether memory is reused.
     fn keep_due(&self, window: &mut Window) -> Vec<u32> {
         let mut again = Vec::new();
         for (page, wanted) in window.pages().zip(&mut window.wanted) {
@@ -117,7 +117,7 @@ impl Sweep {
         again
     }
 
-    /// A page was sampled, and has content.
+    /// The page was sampled and has content.
     fn has_come(&mut self, page: u32) {
         let at = (page / BITS) as usize;
         if at >= self.sampled.len() {
@@ -128,8 +128,7 @@ impl Sweep {
 }
 
 impl Dedup {
-    /// Looks for known pages in the next window of a VM that is due for that; `None`: there is
-    /// none.
+    /// Looks for known pages in the next window of a VM that is due; `None`: no VM is due.
     pub(super) fn sweep_next(&mut self, vms: &mut [&mut Tracked], known: &Known) -> Option<u32> {
         let is_due = |(pid, vm): &(&u32, &Vm)| {
             let is_ready = vm.is_here && vm.queued() < MOST_QUEUED && !self.is_to_unshare(**pid);
@@ -150,12 +149,12 @@ impl Dedup {
         again.retain(|page| window.wanted[(page - window.first) as usize]);
         let mut is_used_again = again.iter().any(|page| vm.book.is_unread(*page));
         self.leave_all(left);
-        // What is out of reach waits for its turn in a pass.
+        // Revoked twins wait for a pass.
         self.propose(pid, &window, vms);
         let vm = self.vms.get_mut(&pid)?;
         is_used_again |= again.iter().any(|page| vm.book.is_restless(*page));
         for (page, is_read) in window.pages().zip(&window.wanted) {
-            // It is offered when it has been found unchanged, by the next sweeps.
+            // It is offered when the next sweeps have found it unchanged.
             if is_used_again || *is_read && vm.book.is_restless(page) {
                 vm.sweep.forget(page);
             }
@@ -168,7 +167,7 @@ impl Dedup {
     }
 }
 
-/// Of the pages that are to be read, keeps those that are known. Answers how many were sampled.
+/// Of the wanted pages, keeps the known ones. Returns the number of sampled pages.
 fn keep_known(vm: &mut Vm, window: &mut Window, known: &Known) -> usize {
     let [first, rest @ ..] = known.sampling().offsets().map(u64::from);
     let asked = leave_out_empty(vm, window, first);
@@ -196,8 +195,8 @@ fn keep_known(vm: &mut Vm, window: &mut Window, known: &Known) -> usize {
     asked + sampled.len()
 }
 
-/// Of pages side by side of which none has come yet, asks one whether it has content, and leaves
-/// all of them out if it has none. Answers how many were asked.
+/// Of adjacent pages none of which has come, samples one, and leaves out all of them if it has no
+/// content. Returns the number of sampled pages.
 fn leave_out_empty(vm: &Vm, window: &mut Window, first: u64) -> usize {
     let turn = vm.sweep.number as usize % TOGETHER;
     let groups = window.wanted.chunks_exact(TOGETHER).enumerate();
@@ -222,14 +221,14 @@ mod tests {
 
     const PAGES: usize = 64;
 
-    /// A VM whose memory is this process's own: so many pages of it.
+    /// A VM whose memory is `memory` of this process.
     fn vm(memory: &[u8]) -> Vm {
         let address = memory.as_ptr().addr() as u64;
         let region = Region { first_page: 0, pages: u32::try_from(PAGES).unwrap(), address };
         Vm::open(sys::process::Identity::own().unwrap(), &[region]).unwrap()
     }
 
-    /// The pages that are read when all that have come are sampled, and the sweep ends.
+    /// The pages that a sweep reads if all new ones are sampled; the sweep then ends.
     fn sweep(vm: &mut Vm, known: &Known) -> Vec<usize> {
         let mut window = vm.next_swept().unwrap();
         window.wanted = window.pages().map(|page| vm.sweep.is_new(page)).collect();
@@ -245,7 +244,8 @@ mod tests {
         let mut memory = vec![0_u8; PAGES * PAGE_LEN];
         let mut vm = vm(&memory);
         let mut write = |page: usize, word: u8| memory[page * PAGE_LEN] = word;
-        // By the turn of the sweep: a group in which nothing else has content is asked by one page.
+        // A group without other content is sampled by one page, which depends on the number of
+        // the sweep.
         assert_eq!(sweep(&mut vm, &known), [0_usize; 0]);
         write(20, 7);
         let sweeps = (0..TOGETHER).map(|_| sweep(&mut vm, &known)).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! One VM as dedup sees it: what was looked at, what is merged, what is under way.
+//! Dedup's state of one VM: scanned pages, merged pages, and requests in flight.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,24 +25,25 @@ use super::regions::{address_of, page_at, page_count, rest_of_region};
 use super::sweep::Sweep;
 use super::window::Window;
 
-/// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE`
-/// pages: no more runs than that, and a millisecond or two of the shim's control thread.
+/// Requests in flight: while one is processed, the next is queued there. Each has at most
+/// `MAX_MERGE` pages, so no more runs, and takes a millisecond or two of the shim's control
+/// thread.
 const MOST_SENT: usize = 2;
-/// How long what was recalled is waited for.
+/// The timeout for recalled pages.
 const RECALL_PATIENCE: Duration = Duration::from_millis(100);
-/// A window in which nothing is due or has changed is looked at in one of so many passes.
+/// A window without due or changed pages is scanned in one of this number of passes.
 const LOOKED_AT_EVERY: u32 = 8;
-/// After the shim has refused.
+/// The pause after the shim has refused.
 const REST: Duration = Duration::from_secs(2);
 
-/// What a window is looked at for.
+/// The purpose of scanning a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
-    /// What is due.
+    /// Read the pages that are due.
     Pass,
-    /// Whatever is there.
+    /// Sample the pages that exist.
     Sweep,
-    /// What is shared is to be copied.
+    /// Copy shared pages.
     Unshare,
 }
 
@@ -52,28 +53,27 @@ pub(super) struct Vm {
     /// Its first page's number in the group.
     pub(super) first: u32,
     pub(super) book: Book,
-    /// Whether it can be looked at now.
+    /// Whether it can be scanned now.
     pub(super) is_here: bool,
-    /// When its shim was last there.
+    /// The time of the last contact with its shim.
     pub(super) met: Time,
-    /// The connection that it was last met over.
+    /// The connection of the last contact.
     pub(super) session: Option<u64>,
-    /// Whether the shim at its other end has taken the pool.
+    /// Whether the shim of that connection has accepted the pool.
     has_pool: bool,
     process: OwnedFd,
     memory: RemoteMemory,
     pagemap: Pagemap,
     pub(super) regions: Vec<Region>,
-    /// The next page to be looked at.
+    /// The next page to scan.
     cursor: u32,
     pub(super) sweep: Sweep,
-    /// The window that is looked at again until what was recalled is there, and since when.
+    /// The window that is scanned again until its recalled pages are back, and since when.
     again: Option<(u32, Instant)>,
     queued: Vec<Wish>,
-    /// Requests that wait for their answers, by the numbers that they have on the connection it was
-    /// last met over.
+    /// Requests in flight, by their numbers on the connection of the last contact.
     sent: BTreeMap<u32, Asked>,
-    /// The shim has refused, and why.
+    /// The end of the pause after a refusal, and the reason.
     rests: Option<(Instant, String)>,
     mappings: Mappings,
     counts: Counts,
@@ -90,13 +90,13 @@ struct Counts {
 }
 
 impl Vm {
-    /// Of a process that is there and may be looked into.
+    /// The VM of a live process that may be inspected.
     pub(super) fn open(process: Identity, regions: &[Region]) -> Option<Self> {
         let regions = regions.to_vec();
         let pid = process.pid;
         let (memory, pagemap) = (RemoteMemory::of(pid).ok()?, Pagemap::of(pid).ok()?);
         let mappings = Mappings::of(pid);
-        // Last: what was opened by its number is its own if it lives now.
+        // Last: if the process lives now, everything opened by its pid is its own.
         let process = process.hold().ok()??;
         Some(Self {
             first: 0,
@@ -120,7 +120,7 @@ impl Vm {
         })
     }
 
-    /// Its pages have these numbers in the group.
+    /// Sets the VM's first page number in the group.
     pub(super) fn numbered_from(self, first: u32) -> Self {
         Self { first, ..self }
     }
@@ -129,8 +129,8 @@ impl Vm {
         process::has_ended(&self.process)
     }
 
-    /// These pages share these slots: an earlier worker has merged them. Answers how many of them
-    /// are the VM's, each of which has a reference now.
+    /// Records that these pages share these slots, which an earlier worker has merged, and adds a
+    /// reference for each page of the VM.
     pub(super) fn adopt(&mut self, sharers: &[Sharer], slots: &mut Pool) {
         for Sharer { address, slot } in sharers {
             if let Some(page) = page_at(&self.regions, *address)
@@ -142,7 +142,7 @@ impl Vm {
         }
     }
 
-    /// It is not worked on any more: its process, and the slots that it shares or may.
+    /// Ends the work on it. Returns its process, and the slots that it shares or may share.
     pub(super) fn into_holder(self) -> (OwnedFd, Vec<u32>) {
         let slots = self.references();
         (self.process, slots)
@@ -152,7 +152,7 @@ impl Vm {
         self.book.pages()
     }
 
-    /// Its pages' numbers in the group.
+    /// The numbers of its pages in the group.
     pub(super) fn numbers(&self) -> Range<u32> {
         self.first..self.first + self.pages()
     }
@@ -171,17 +171,17 @@ impl Vm {
         self.queued.len() + self.sent.values().map(|asked| asked.wishes().len()).sum::<usize>()
     }
 
-    /// Whether the shim has the pool, and may be asked for merges.
+    /// Whether the shim has the pool and accepts merges.
     pub(super) fn is_ready(&self) -> bool {
         self.has_pool && self.is_awake()
     }
 
-    /// Whether the shim may be asked for anything.
+    /// Whether the shim accepts requests.
     pub(super) fn is_awake(&self) -> bool {
         self.rests.as_ref().is_none_or(|(until, _)| Instant::now() >= *until)
     }
 
-    /// Why nothing of it is merged now, although it can be reached.
+    /// The reason why none of its pages is merged now, although its shim is connected.
     pub(super) fn why_not(&self) -> Option<String> {
         let rests = self.rests.as_ref().filter(|(until, _)| Instant::now() < *until);
         let rests = rests.map(|(_, why)| format!("resting: {why}"));
@@ -192,8 +192,8 @@ impl Vm {
         self.rests = Some((Instant::now() + REST, why.to_string()));
     }
 
-    /// A new connection: what was under way is known from the page states now, and the regions may
-    /// be other ones. Answers the slots that are not shared after all.
+    /// Handles a new connection: the page states give the outcome of requests in flight, and the
+    /// regions may have changed. Returns the slots that are not shared after all.
     pub(super) fn meet_again(
         &mut self,
         session: u64,
@@ -206,7 +206,7 @@ impl Vm {
             let old = std::mem::replace(&mut self.regions, link.regions().to_vec());
             left.extend(self.renumber(&old));
             self.sweep = Sweep::default();
-            // The shim may have merged these before it told of the new regions.
+            // The shim may have merged these before it reported the new regions.
             sent.retain_mut(|wish| {
                 let page = self.page_now(&old, wish.0);
                 left.extend(page.is_none().then(|| slot_of(wish)).flatten());
@@ -233,8 +233,8 @@ impl Vm {
         link.use_pool(file, slots)
     }
 
-    /// Guest RAM was plugged or unplugged: pages have other numbers. Answers what is shared no
-    /// more.
+    /// Guest RAM was plugged or unplugged: pages have new numbers. Returns slots that are no
+    /// longer shared.
     fn renumber(&mut self, old: &[Region]) -> Vec<u32> {
         let book = std::mem::replace(&mut self.book, Book::new(page_count(&self.regions)));
         let mut left = Vec::new();
@@ -247,12 +247,12 @@ impl Vm {
         left
     }
 
-    /// The number that a page has now which had this one among the old regions.
+    /// The present number of a page that had this number in the old regions.
     fn page_now(&self, old: &[Region], page: u32) -> Option<u32> {
         page_at(&self.regions, address_of(old, page)?)
     }
 
-    /// Takes the answers that have come. Answers the slots that are not shared after all.
+    /// Processes the answers received. Returns the slots that are not shared after all.
     pub(super) fn settle(&mut self, linked: &mut Linked) -> Result<Vec<u32>, LinkError> {
         let mut left = Vec::new();
         while let Some((id, outcome)) = linked.take_merged() {
@@ -266,22 +266,22 @@ impl Vm {
                     left.extend(self.refuse(&wishes));
                 }
                 (Some(Asked::Pool), Ok(_)) => self.has_pool = true,
-                // Without the pool nothing is asked for: it is offered again.
+                // Without the pool nothing can be requested, so it is offered again.
                 (Some(Asked::Pool), Err(why)) => {
                     self.rest(&why);
                     self.session = None;
                 }
-                // What has its copy now is seen at the next look.
+                // The next scan sees which pages have copies now.
                 (Some(Asked::Unshare), Ok(_)) => {}
                 (Some(Asked::Unshare), Err(why)) => self.rest(&why),
-                // The link knows the request; nobody here wants to know any more.
+                // An answer to a request that is no longer tracked here.
                 (None, _) => {}
             }
         }
         Ok(left)
     }
 
-    /// Looks which of these pages share their slot now. Answers the slots of the others.
+    /// Checks which of these pages share their slot now. Returns the slots of the others.
     fn note(&mut self, wishes: &[Wish], link: &Link) -> Result<Vec<u32>, LinkError> {
         let mut left = Vec::new();
         for &(page, target) in wishes {
@@ -300,13 +300,13 @@ impl Vm {
         Ok(left)
     }
 
-    /// These are not merged. Answers their slots.
+    /// Records that these are not merged. Returns their slots.
     fn refuse(&mut self, wishes: &[Wish]) -> Vec<u32> {
         wishes.iter().for_each(|(page, _)| self.book.refused(*page));
         wishes.iter().filter_map(slot_of).collect()
     }
 
-    /// What is to be looked at next; `None`: all of it has been, and it begins anew.
+    /// The next window to scan; `None`: the pass is complete, and a new one begins.
     pub(super) fn next_window(&mut self) -> Option<Window> {
         let Some(window) = self.window_at(self.cursor) else {
             self.cursor = 0;
@@ -319,14 +319,14 @@ impl Vm {
         Some(window)
     }
 
-    /// What is to be swept next; `None`: the sweep is over.
+    /// The next window to sweep; `None`: the sweep is complete.
     pub(super) fn next_swept(&mut self) -> Option<Window> {
         let window = self.window_at(self.sweep.cursor());
         self.sweep.goes_to(window.as_ref().map(|window| window.first + window.count));
         window
     }
 
-    /// The pages from this one on that have their turn together; `None`: there is no such page.
+    /// The window that begins with this page; `None`: there is no such page.
     fn window_at(&self, cursor: u32) -> Option<Window> {
         let ends_later = |region: &&Region| region.first_page + region.pages > cursor;
         let region = self.regions.iter().find(ends_later)?;
@@ -344,8 +344,8 @@ impl Vm {
         self.counts.passes as u32
     }
 
-    /// Whether something is due in a window that tracking has put out of reach; it is recalled.
-    /// What nobody touches is out of reach for ever, and most of what is the same.
+    /// Recalls due pages of a window that tracking has revoked; `true`: there are some. Untouched
+    /// pages stay revoked for ever, and most identical pages are among them.
     pub(super) fn recalls(&self, window: &Window, linked: &mut Linked) -> Result<bool, LinkError> {
         let mut recalls = false;
         if linked.link().staged_pages()? == 0 {
@@ -358,8 +358,8 @@ impl Vm {
         Ok(recalls)
     }
 
-    /// Has a window looked at again, for something is being brought back; `false`: that was waited
-    /// for long enough in this pass.
+    /// Schedules another scan of a window whose pages are being recalled; `false`: the timeout in
+    /// this pass has expired.
     pub(super) fn look_again(&mut self, window: &Window) -> bool {
         let same = |(first, _): &(u32, Instant)| *first == window.first;
         let since = self.again.filter(same).map_or_else(Instant::now, |(_, since)| since);
@@ -371,8 +371,8 @@ impl Vm {
         is_soon
     }
 
-    /// Finds what is to be read in a window, and which merges are over. Answers their slots. What
-    /// shares a slot of no pool that is known here is not to.
+    /// Selects the pages of a window to read, and finds merges that have ended. Returns their
+    /// slots. Pages that share a slot of an unknown pool are counted as foreign.
     pub(super) fn look(
         &mut self,
         window: &mut Window,
@@ -385,7 +385,7 @@ impl Vm {
             return Vec::new();
         }
         let addresses = Addresses { start: window.address, len: u64::from(window.count) * PAGE };
-        // A process that has ended has none.
+        // A process that has ended has no pages.
         let private = self.pagemap.private(addresses).unwrap_or_default();
         for part in &private {
             window.is_huge |= part.huge;
@@ -397,8 +397,8 @@ impl Vm {
         for ((page, state), wanted) in window.pages().zip(states).zip(&mut window.wanted) {
             window.there += u32::from(*wanted || *state == PageState::Merged);
             match state {
-                // Its own copy: the guest has written it, or beside it. Where the shim cannot
-                // replace it, it is called merged for good.
+                // The guest has written it, or its neighbour, and it has its own copy. If the
+                // shim cannot replace it, its state stays `Merged`.
                 PageState::Merged if *wanted => {
                     left.extend(self.broke(page));
                     *wanted = false;
@@ -425,12 +425,12 @@ impl Vm {
                     self.book.absent(page);
                     self.sweep.forget(page);
                 }
-                // What is out of reach was plain before: it was copied, or discarded.
+                // A staged page was plain before, so it was copied or discarded.
                 PageState::Staged | PageState::Out if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
                     *wanted = false;
                 }
-                // The guest has given it up, and may have taken it back: nobody knows until it is
+                // The guest has given it up, and may use it again; that is unknown until it is
                 // taken.
                 PageState::Freed => {
                     if self.book.slot(page).is_some() {
@@ -447,9 +447,9 @@ impl Vm {
         left
     }
 
-    /// Whether nothing is to be read in a window, nor has changed as far as the shim tells. Once in
-    /// a while it is looked at all the same: where the shim cannot replace a shared page, nobody
-    /// tells that the guest has written it.
+    /// Whether a window has no page to read and, by the page states, no change. It is scanned
+    /// occasionally all the same: if the shim cannot replace a shared page, it does not report a
+    /// guest's write to it.
     fn is_still(&self, window: &Window, states: &[PageState], pass: u32) -> bool {
         !pass.wrapping_add(window.first / Window::PAGES).is_multiple_of(LOOKED_AT_EVERY)
             && window.pages().zip(states).all(|(page, state)| match state {
@@ -459,7 +459,7 @@ impl Vm {
             })
     }
 
-    /// A merged page has a copy of its own. Answers the slot that it shared.
+    /// A merged page has a copy of its own. Returns the slot that it shared.
     fn broke(&mut self, page: u32) -> Option<u32> {
         let slot = self.book.broke(page);
         self.counts.broken += u64::from(slot.is_some());
@@ -467,14 +467,14 @@ impl Vm {
         slot
     }
 
-    /// Has what ought not to be shared copied: all of it, or only what is of another pool.
+    /// Requests copies of pages that must not be shared: all, or only those of another pool.
     pub(super) fn unshare(
         &mut self,
         window: &Window,
         everything: bool,
         link: &mut Link,
     ) -> Result<(), LinkError> {
-        // While a merge is under way, its pages look as if they were another pool's.
+        // While a merge is in flight, its pages look like pages of another pool.
         let is_merging = self.sent.values().any(|asked| !asked.wishes().is_empty());
         let foreign = if is_merging { 0 } else { window.foreign };
         self.counts.foreign.0 += u64::from(foreign);
@@ -486,29 +486,29 @@ impl Vm {
         link.unshare(window.first, window.count)
     }
 
-    /// Whether it shares nothing, as of the last pass.
+    /// Whether it shares no page, as of the last pass.
     pub(super) fn is_unshared(&self) -> bool {
         let is_seen = self.counts.passes > 1 && self.sent.is_empty();
         is_seen && self.book.merged_pages() == 0 && self.counts.foreign == (0, 0)
     }
 
-    /// What was to be merged is not. Answers the slots.
+    /// Drops the queued merges. Returns their slots.
     pub(super) fn drop_queue(&mut self) -> Vec<u32> {
         let queued: Vec<_> = self.queued.drain(..).collect();
         self.refuse(&queued)
     }
 
-    /// Reads the word at each of these addresses, as far as they are there.
+    /// Reads the word at each of these addresses, up to the first unreadable one.
     pub(super) fn read_words(&self, addresses: &[u64]) -> Vec<u64> {
         self.memory.read_words(addresses)
     }
 
-    /// Reads pages; answers how many bytes.
+    /// Reads pages; returns the number of bytes.
     pub(super) fn read(&self, page: u32, bytes: &mut [u8]) -> usize {
         address_of(&self.regions, page).map_or(0, |address| self.memory.read(address, bytes))
     }
 
-    /// Reads this page and those behind it, as far as they are there; answers how many bytes.
+    /// Reads this page and the existing ones after it; returns the number of bytes.
     pub(super) fn read_there(&self, page: u32, bytes: &mut [u8]) -> usize {
         let Some((start, pages)) = rest_of_region(&self.regions, page) else { return 0 };
         let most = bytes.len().min(usize::try_from(u64::from(pages) * PAGE).unwrap_or(usize::MAX));
@@ -518,8 +518,8 @@ impl Vm {
         let first = there.unwrap_or_default().first().map(|part| part.range);
         let len = first.filter(|first| first.start == start).map_or(0, |first| first.len);
         let len = usize::try_from(len).unwrap_or(0).min(bytes.len());
-        // What goes into the pool is equal to this: it comes from no other program that QEMU may
-        // have become.
+        // Content for the pool must equal the result, so it must not come from another program
+        // that QEMU may have executed.
         self.memory.read_original(start, &mut bytes[..len])
     }
 
@@ -528,17 +528,17 @@ impl Vm {
         self.queued.push((page, target));
     }
 
-    /// Sends what is queued, if the shim is not busy merging. Adds the slots that are not to be
-    /// shared after all to `left`: their runs are too short for the mappings that QEMU has left.
+    /// Sends the queued merges, if the shim is not busy. Adds slots that will not be shared to
+    /// `left`: their runs are too short for the mappings that QEMU has left.
     pub(super) fn send(&mut self, link: &mut Link, left: &mut Vec<u32>) -> Result<(), LinkError> {
         if self.sent.len() >= MOST_SENT || self.queued.is_empty() {
             return Ok(());
         }
-        // In the order of pages: neighbours become one mapping.
+        // Sorted by page, so that neighbours become one mapping.
         self.queued.sort_by_key(|(page, _)| *page);
         let rest = self.queued.split_off(self.queued.len().min(MAX_MERGE));
         let queued = std::mem::replace(&mut self.queued, rest);
-        // One that is merged already, and was written to since, would look as if it had been merged
+        // A page that is merged already and was written since would look as if it were merged
         // now.
         let (queued, other): (Vec<Wish>, Vec<Wish>) = queued
             .into_iter()
@@ -574,7 +574,7 @@ impl Vm {
         link.merge(asked)
     }
 
-    /// What is known of it.
+    /// The present reading.
     pub(super) fn reading(&self, slots: Option<&Pool>) -> Reading<Dedup> {
         let bytes = |pages: u64| Bytes(pages * PAGE);
         let saved: f64 = self

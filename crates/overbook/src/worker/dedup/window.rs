@@ -1,4 +1,4 @@
-//! Pages that are looked at together.
+//! Pages that are scanned together.
 
 use std::ops::Range;
 
@@ -6,34 +6,34 @@ use pages::dedup::Book;
 
 use super::super::granules::PAGE;
 
-/// Pages of one VM that are looked at together: what a huge page holds.
+/// Pages of one VM that are scanned together: those of a huge page.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) first: u32,
-    /// In huge pages, in part at least.
+    /// Whether at least part of it is in huge pages.
     pub(super) is_huge: bool,
     pub(super) address: u64,
     pub(super) count: u32,
-    /// How many of them are there: the guest's own, or merged.
+    /// The number of existing pages: the guest's own, or merged.
     pub(super) there: u32,
-    /// How many share a slot.
+    /// The number of pages that share a slot.
     pub(super) ours: u32,
-    /// How many share a page of another pool, or may by now share one of ours.
+    /// The number of pages that share a page of another pool, or may by now share one of ours.
     pub(super) foreign: u32,
-    /// Which of them are to be read.
+    /// Whether each page is to be read.
     pub(super) wanted: Vec<bool>,
 }
 
 impl Window {
-    /// Most pages in one: those that have their turn together, or there would be no window without
-    /// one that is due.
+    /// The most pages in a window: those that are due together, or no window would be without a
+    /// due page.
     pub(super) const PAGES: u32 = Book::TOGETHER;
 
     pub(super) fn pages(&self) -> Range<u32> {
         self.first..self.first + self.count
     }
 
-    /// The number of one of its pages, and where that is.
+    /// The number of the page at this index.
     pub(super) fn page_at(&self, at: usize) -> u32 {
         self.first.saturating_add(u32::try_from(at).unwrap_or(u32::MAX))
     }
@@ -42,7 +42,7 @@ impl Window {
         self.address + at as u64 * PAGE
     }
 
-    /// Most pages to be read at once: they are hashed while they are still in the CPU's cache.
+    /// The most pages read at once: they are hashed while they are still in the CPU's cache.
     pub(super) const RUN: u32 = 32;
 
     /// The pages to be read, in runs.

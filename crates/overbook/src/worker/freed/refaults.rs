@@ -1,9 +1,9 @@
-//! How much of what was taken the guest has touched again: what taking cost it.
+//! Counts the taken pages that the guest has touched again: the cost of taking them.
 //!
-//! **Problem.** The kernel gives a guest that touches a page which was taken a page of zeros, and
-//! tells nobody. **Idea.** What was taken is remembered, a bit for each page, and the page tables
-//! are looked at now and then: what is there again was touched. Once seen it is forgotten, and so
-//! it is counted once for each time that it was taken.
+//! **Problem.** The kernel gives a page of zeros to a guest that touches a taken page, and does
+//! not report it. **Idea.** There is a bit for each taken page, and the page tables are read now
+//! and then: a page that exists again was touched. Its bit is then cleared, so it is counted once
+//! for each time that it was taken.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,22 +13,23 @@ use protocol::layout::BLOCK_PAGES;
 use sys::frames::Frames;
 use sys::memory_map::Range;
 
-/// Blocks that are looked at each time: some 10 µs each.
+/// Blocks that are read each time: some 10 µs each.
 const LOOKED_AT: usize = 64;
 const WORDS: usize = (BLOCK_PAGES / 64) as usize;
 
-/// What was taken and not touched since, by block.
+/// Taken pages that were not touched since, by block.
 #[derive(Debug, Default)]
 pub(super) struct Refaults {
     blocks: BTreeMap<u32, [u64; WORDS]>,
-    /// Where the next look begins.
+    /// The block at which the next look begins.
     next: u32,
     /// Pages that were touched since they were taken.
     pub(super) pages: u64,
 }
 
 impl Refaults {
-    /// These pages were asked for: what of them is not there is taken. `at` tells where a block is.
+    /// Records requested pages: those that do not exist now are taken. `at` gives the addresses
+    /// of a block.
     pub(super) fn note(
         &mut self,
         runs: &[Pages],
@@ -51,7 +52,7 @@ impl Refaults {
         Ok(())
     }
 
-    /// Looks at some of what was taken.
+    /// Looks at some of the taken pages.
     pub(super) fn look(
         &mut self,
         frames: &Frames,
@@ -59,7 +60,7 @@ impl Refaults {
     ) -> io::Result<()> {
         let after = self.blocks.range(self.next..).map(|(block, _)| *block);
         let blocks: Vec<u32> = after.take(LOOKED_AT).collect();
-        // At the end it begins anew.
+        // After the last block it starts again.
         self.next = if blocks.len() < LOOKED_AT { 0 } else { blocks[LOOKED_AT - 1] + 1 };
         for block in blocks {
             let there = at(block).map_or_else(|| Ok(Vec::new()), |range| frames.present(range))?;
@@ -89,7 +90,7 @@ mod tests {
             return;
         }
         let page = usize::try_from(PAGE).unwrap();
-        // More than any allocator keeps for later: the kernel gives it as it is touched.
+        // Larger than any allocator keeps for reuse: the kernel provides it as it is touched.
         let mut memory = vec![0_u8; 64 << 20];
         let first = memory.as_ptr().align_offset(page);
         let start = u64::try_from(memory.as_ptr().addr() + first).unwrap();
@@ -101,7 +102,7 @@ mod tests {
         let frames = Frames::of(std::process::id()).unwrap();
         touch(5);
         let mut refaults = Refaults::default();
-        // One of these ten is there, and was not taken.
+        // One of these ten exists, and was not taken.
         refaults.note(&[Pages { page: 0, pages: 10 }], &frames, at).unwrap();
         refaults.look(&frames, at).unwrap();
         assert_eq!(refaults.pages, 0);
