@@ -1,8 +1,7 @@
-//! Asks the running daemon over its unix socket.
+//! Sends requests to the running daemon over its unix socket.
 //!
-//! One request, one connection, one deadline: the CLI never hangs with the daemon. The errors are
-//! for people, because "connection refused" is not what an operator needs to read when the daemon
-//! is off.
+//! One request, one connection, one deadline: the CLI never hangs with the daemon. The error
+//! messages are for operators: "connection refused" does not tell them that the daemon is off.
 
 use std::{
     convert::Infallible,
@@ -20,23 +19,23 @@ use tokio::{net::UnixStream, runtime, time};
 
 use crate::http::wire::{Done, Failure};
 
-/// How long an answer may take.
+/// Timeout of a read.
 const READ_LIMIT: Duration = Duration::from_secs(5);
-/// How long the daemon may take to carry a request out; longer than its own limit.
+/// How long the daemon may take to carry out a request; longer than its own limit.
 const WRITE_LIMIT: Duration = Duration::from_secs(35);
-/// An answer larger than this is no answer: a host with thousands of VMs needs a few MiB.
+/// Maximum size of an answer: a host with thousands of VMs needs a few MiB.
 const MAX_BODY: usize = 256 << 20;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No process listens.
     #[error(
         "no daemon answers at {0} (is `overbook daemon` running? `overbook check` finds faults in \
          its configuration)"
     )]
     NoDaemon(PathBuf),
-    /// The socket is not for this user.
+    /// This user may not open the socket.
     #[error("not permitted to open {0}: only root and the socket's group may ask the daemon")]
     NotPermitted(PathBuf),
     /// The socket cannot be used for another reason.
@@ -44,23 +43,23 @@ pub enum ClientError {
     Io {
         /// The socket.
         socket: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// The daemon is there but stuck.
+    /// The daemon listens but does not answer.
     #[error("the daemon at {socket} did not answer within {} s", limit.as_secs())]
     Silent {
         /// The socket.
         socket: PathBuf,
-        /// How long was waited.
+        /// The timeout.
         limit: Duration,
     },
-    /// Whatever answers is not the daemon.
+    /// The listener is not the daemon.
     #[error("what answers at {socket} does not speak this version's API: {why}")]
     Garbled {
         /// The socket.
         socket: PathBuf,
-        /// What was wrong.
+        /// The error in its answer.
         why: String,
     },
     /// The daemon answered with an error.
@@ -68,7 +67,7 @@ pub enum ClientError {
     Refused(String),
 }
 
-/// A way to ask.
+/// A client of the daemon's API.
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
@@ -76,10 +75,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// Prepares to ask at `socket`. Connects only when asked.
+    /// Prepares requests to `socket`. Only a request connects.
     ///
     /// # Errors
-    /// When the process can have no more file descriptors.
+    /// The process can open no more file descriptors.
     pub fn new(socket: &Path) -> Result<Self, ClientError> {
         let io = |error| ClientError::Io { socket: socket.into(), error };
         let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
@@ -89,29 +88,29 @@ impl Client {
     /// Reads an object.
     ///
     /// # Errors
-    /// When the daemon cannot be asked or says no.
+    /// The daemon does not answer, or refuses.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.parse(&self.ask(Method::GET, path, READ_LIMIT)?)
     }
 
-    /// Reads an object as it stands.
+    /// Reads an object as text.
     ///
     /// # Errors
-    /// When the daemon cannot be asked or says no.
+    /// The daemon does not answer, or refuses.
     pub fn get_text(&self, path: &str) -> Result<String, ClientError> {
         let body = self.ask(Method::GET, path, READ_LIMIT)?;
         String::from_utf8(body.to_vec()).map_err(|error| self.garbled(&error))
     }
 
-    /// Asks for something to be done.
+    /// Requests an action.
     ///
     /// # Errors
-    /// When the daemon cannot be asked or says no.
+    /// The daemon does not answer, or refuses.
     pub fn post(&self, path: &str) -> Result<Done, ClientError> {
         self.parse(&self.ask(Method::POST, path, WRITE_LIMIT)?)
     }
 
-    /// The process that listens at the socket; `None`: nobody, or it cannot be seen.
+    /// The process that listens at the socket; `None`: there is none, or it is not visible.
     #[must_use]
     pub fn peer(&self) -> Option<u32> {
         let connected =
@@ -136,7 +135,7 @@ impl Client {
         if status.is_success() {
             return Ok(body);
         }
-        // A request that changes something may take longer: then the daemon is at work on it.
+        // An action may take longer; the daemon is still carrying it out then.
         if status == StatusCode::GATEWAY_TIMEOUT && is_read {
             return Err(silent(()));
         }
@@ -184,7 +183,7 @@ impl Client {
     }
 }
 
-/// The path of an object whose name may hold any character.
+/// The path of an object whose name may contain any character.
 #[must_use]
 pub fn path_of(collection: &str, name: &str) -> String {
     format!("/v1/{collection}/{}", utf8_percent_encode(name, NON_ALPHANUMERIC))

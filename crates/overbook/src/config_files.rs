@@ -1,9 +1,9 @@
-//! Configuration files: the main one, its drop-ins, checking them, and reloading without a fall.
+//! Configuration files: the main one and its drop-ins, their checks, and safe reloading.
 //!
-//! `overbook.toml` comes first, then `overbook.d/*.toml` beside it in the order of their names.
-//! What is wrong with a file (unreadable, not text, too large, no file at all) is a fault like any
-//! other, so one run of `overbook check` shows everything. A reload with faults changes nothing:
-//! the daemon goes on with the last good configuration and says so.
+//! `overbook.toml` comes first, then `overbook.d/*.toml` in the same directory, in the order of
+//! their names. An error of a file (unreadable, not text, too large, missing) is a fault like any
+//! other, so one run of `overbook check` shows all faults. A reload with faults changes nothing:
+//! the daemon continues with the last good configuration and reports the faults.
 
 mod changes;
 
@@ -23,11 +23,11 @@ use rustix::fs::OFlags;
 
 use crate::drivers::discovery;
 
-/// Where the configuration is unless the command line says otherwise.
+/// Path of the configuration unless the command line names another one.
 pub const DEFAULT_PATH: &str = "/etc/overbook/overbook.toml";
-/// Where the packages put the commented example.
+/// Path of the commented example that the packages install.
 const EXAMPLE: &str = "/usr/share/doc/overbook/overbook.toml";
-/// A configuration is small; a larger file is some other file.
+/// A configuration is small; a larger file is something else.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Reads and checks `path` and its drop-ins.
@@ -38,8 +38,8 @@ pub fn load(path: &Path) -> Result<Spec, Faults> {
     load_counting(path).map(|(spec, _)| spec)
 }
 
-/// Where the daemon keeps its state and answers, also by a configuration with faults: what was done
-/// must be undone all the same.
+/// The daemon's state directory and socket, even for a configuration with faults: earlier changes
+/// must be undone nevertheless.
 #[must_use]
 pub fn salvage(path: &Path) -> Salvaged {
     let mut paths = vec![path.to_owned()];
@@ -82,7 +82,7 @@ fn load_counting(path: &Path) -> Result<(Spec, usize), Faults> {
     }
 }
 
-/// A fault in the line where `value` stands as a string.
+/// A fault in the line that contains `value` as a string.
 fn fault_at(texts: &[(String, String)], value: &str, message: String) -> Fault {
     let written = [format!("\"{value}\""), format!("'{value}'")];
     let found = texts.iter().find_map(|(file, text)| {
@@ -118,7 +118,7 @@ fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, Fault> {
 }
 
 fn text_of(path: &Path) -> Result<String, String> {
-    // Non-blocking, so that a named pipe in a file's place is refused rather than waited for.
+    // The file is opened non-blocking, so that a named pipe is refused instead of blocking.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -148,7 +148,7 @@ fn text_of(path: &Path) -> Result<String, String> {
     })
 }
 
-/// [`load`], with what was read in a few words.
+/// [`load`], with a short summary of what was read.
 ///
 /// # Errors
 /// Every fault of every file.
@@ -165,7 +165,7 @@ pub fn load_with_summary(path: &Path) -> Result<(Spec, String), Faults> {
     Ok((spec, summary))
 }
 
-/// Keeps the configuration in force, whatever happens to the files.
+/// Keeps the configuration in force, without regard to changes of the files.
 #[derive(Debug)]
 pub struct Reloader {
     path: PathBuf,
@@ -175,7 +175,7 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// The first configuration; without a good one the daemon does not start.
+    /// Loads the first configuration; without a valid one the daemon does not start.
     ///
     /// # Errors
     /// Every fault of every file.
@@ -189,7 +189,7 @@ impl Reloader {
         self.spec.clone()
     }
 
-    /// Why the files are not what is in force: for `Published::config_error`.
+    /// Why the present files are not in force: for `Published::config_error`.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.error.clone()
@@ -201,9 +201,9 @@ impl Reloader {
         self.waiting.clone()
     }
 
-    /// Reads the files again, and says what has changed. With faults everything stays as it was.
-    /// The listeners, the state directory and the pool cannot change under a running daemon; the
-    /// rest takes effect, and [`Reloader::waiting`] asks for a restart.
+    /// Reads the files again, and returns the changes. With faults nothing changes. The
+    /// listeners, the state directory and the pool cannot change while the daemon runs; all other
+    /// changes take effect, and [`Reloader::waiting`] asks for a restart.
     ///
     /// # Errors
     /// Every fault of every file.

@@ -1,20 +1,20 @@
 //! `overbook disks GROUP`: the NBD exports of a group's VMs.
 //!
-//! Problem: a worker ends with its daemon, so that what it holds goes back to the guests; a disk
-//! must not end while its guest runs. So exports have a process of their own. It needs the
-//! configuration and nothing else: no daemon, no worker. It belongs to one group, so no content of
-//! two groups meets in it. When it is killed and started again, everything that was answered is in
-//! the files, and QEMU connects anew (`reconnect-delay`).
+//! Problem: a worker ends with its daemon, so that the memory it holds goes back to the guests;
+//! but a disk must not end while its guest runs. So exports have a process of their own. It needs
+//! the configuration, but neither daemon nor worker. It belongs to one group, so the content of
+//! two groups never meets in it. If it is killed and restarted, all writes that were answered are
+//! in the files, and QEMU reconnects (`reconnect-delay`).
 //!
-//! Those who serve may die: the [`keeper`] holds the sockets and starts them again.
+//! The serving process may die: the [`keeper`] holds the sockets and restarts it.
 //!
-//! Each disk has a socket of its own, which belongs to whoever owns the disk's file: who may open
-//! the one may connect to the other. No other user is served, and one process at a time, which is
-//! the VM's QEMU; `shared` lets more of them in, for a VM that migrates within its host. Beside
-//! them lies a socket on which the daemon says what it wants of them ([`Order`]), one line of JSON,
-//! and is told how they do ([`Status`]).
+//! Each disk has its own socket, which belongs to the owner of the disk's file: a user who may
+//! open the file may connect to the socket. Other users are not served. Only one process is
+//! served at a time, which is the VM's QEMU; `shared` admits more, for a VM that migrates within
+//! its host. The daemon sends its orders to another socket in the same directory ([`Order`], one
+//! line of JSON), and gets the status of the disks in return ([`Status`]).
 //!
-//! One [`Budget`] bounds all that clients of a group's disks have under way.
+//! One [`Budget`] bounds the memory of all requests in flight from a group's clients.
 
 mod cached;
 mod files;
@@ -56,13 +56,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::config_files;
 use cached::Cached;
 
-/// The name of the socket that tells how the disks do: no disk's, for those begin with no `.`.
+/// Name of the status socket. No disk has this name, because names of disks do not begin with
+/// `.`.
 const STATUS: &str = ".status";
-/// How long somebody who asks for the status may take to say what he wants, and to read it.
+/// How long a client of the status socket may take to send its order, and to read the status.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 /// Longest status, in bytes.
 const MOST_STATUS: u64 = 16 << 20;
-/// How long an order holds: the daemon gives one every second.
+/// How long an order is valid: the daemon sends one every second.
 const ORDER_LASTS: Duration = Duration::from_secs(5);
 /// Longest order, in bytes.
 const MOST_ORDER: u64 = 1 << 20;
@@ -73,15 +74,15 @@ pub enum DisksError {
     /// The configuration has faults.
     #[error(transparent)]
     Configuration(#[from] config::Faults),
-    /// There is nothing to serve.
+    /// The group has no disks.
     #[error("group `{group}` has no disks; groups that have: {others}")]
     None {
         /// The group.
         group: String,
-        /// Those that have disks.
+        /// Groups that have disks.
         others: String,
     },
-    /// Another process does it.
+    /// Another process serves them already.
     #[error("the disks of group `{0}` are served already, by another process")]
     Served(String),
     /// A disk's file cannot be used.
@@ -95,45 +96,45 @@ pub enum DisksError {
     /// A directory or socket cannot be used.
     #[error("{what} {}: {error}", .path.display())]
     File {
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
-        /// Which one.
+        /// Its path.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// The certificates are no good.
+    /// The certificates are not usable.
     #[error("disk `{disk}`: {error}")]
     Tls {
-        /// Whose.
+        /// The disk.
         disk: String,
-        /// What is wrong.
+        /// The error of the certificates.
         error: TlsError,
     },
-    /// The kernel has no random numbers for a key, or the process no threads.
+    /// The kernel has no random numbers for a key, or the process cannot start threads.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// What the daemon wants of a group's disks. It holds for some seconds: a daemon that has died
-/// wants nothing.
+/// The daemon's order to a group's disks. It is valid for some seconds, so the orders of a daemon
+/// that has died expire.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// What the group's cache may hold; absent: as before.
+    /// Capacity of the group's cache; absent: as before.
     #[serde(default)]
     pub cache: Option<Bytes>,
-    /// VMs that have all the memory that they were started with: what they swap goes to their own
+    /// VMs that have all the memory that they were started with: their swap goes to their own
     /// disk alone. Absent: as before.
     #[serde(default)]
     pub at_max: Option<BTreeSet<VmName>>,
 }
 
-/// How a group's disks do.
+/// Status of a group's disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// By name.
+    /// The disks by name.
     pub disks: BTreeMap<String, DiskReading>,
-    /// The group's cache, if one of its disks has pages in it.
+    /// The group's cache, if it is configured.
     #[serde(default)]
     pub cache: Option<CacheReading>,
 }
@@ -147,35 +148,37 @@ struct Disk {
     near: Option<Near>,
 }
 
-/// The part of a disk that lies in repositories.
+/// The copy of a disk's pages in repositories.
 struct Near {
     remote: Arc<Remote>,
     seal: Arc<Seal>,
     through: Arc<WriteThrough>,
 }
 
-/// Keeps the disks of `group` served until it is asked to end: `sockets` is empty; or serves them
-/// on the sockets that a keeper has left open, `NAME=NUMBER` each.
+/// Keeps the disks of `group` served until it is asked to end, if `sockets` is empty. Otherwise
+/// serves them on the sockets and files that a keeper passes on as descriptors,
+/// `NAME=SOCKET,USER[,FILE]` each.
 ///
 /// # Errors
 ///
-/// Why it cannot begin. Once it serves, nothing ends it but a signal.
+/// Why it cannot start. Once it serves, only a signal ends it.
 pub fn run(config: &Path, group: &str, sockets: &[String]) -> Result<(), DisksError> {
     let group = GroupName::from(group);
     if sockets.is_empty() {
         return keeper::run(config, &group);
     }
     need_no_memory();
-    // Payloads come and go: what the allocator kept of them would be locked, and not on the budget.
+    // Payloads come and go: memory that the allocator kept of them would be locked, and not
+    // charged to the budget.
     heap::give_back_large();
     let spec = config_files::load(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(&spec, &group, sockets))
 }
 
-/// Guests swap when memory is short: the process that serves their swap must not wait for memory,
-/// nor lie in swap itself. Without the rights it does as well as it can. Its pages are in no core
-/// dump.
+/// Guests swap when memory is short. So the process that serves their swap must neither wait for
+/// memory nor be swapped out itself. Without the necessary rights it continues with a warning.
+/// Core dumps do not contain its pages.
 fn need_no_memory() {
     if let Err(error) = become_io_flusher()
         && kernel_uses_nbd()
@@ -241,7 +244,7 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
     Ok(())
 }
 
-/// Says what is wanted of a group's disks, and asks them how they do; `None`: nobody answers.
+/// Sends an order to a group's disks, and reads their status; `None`: there is no answer.
 pub async fn ask(socket: &Path, order: &Order) -> Option<Status> {
     let mut text = Vec::new();
     let mut line = serde_json::to_vec(order).ok()?;
@@ -249,14 +252,14 @@ pub async fn ask(socket: &Path, order: &Order) -> Option<Status> {
     let answer = async {
         let mut stream = UnixStream::connect(socket).await.ok()?;
         stream.write_all(&line).await.ok()?;
-        // However many disks a group has, this is much.
+        // This is enough for any number of disks in a group.
         (&mut stream).take(MOST_STATUS).read_to_end(&mut text).await.ok()
     };
     tokio::time::timeout(STATUS_LIMIT, answer).await.ok()??;
     serde_json::from_slice(&text).ok()
 }
 
-/// Where a group's disks tell how they do.
+/// Path of the status socket of a group's disks.
 #[must_use]
 pub fn status_socket(spec: &Spec, group: &GroupName) -> PathBuf {
     spec.disk_directory().join(format!("{group}.status"))
@@ -300,7 +303,7 @@ impl Disk {
         Ok(Self { name: name.to_owned(), vm: spec.vm.clone(), layer, counters, near })
     }
 
-    /// Whether what is written to it may go to repositories.
+    /// Sets whether its writes may go to repositories.
     fn admit(&self, admits: bool) {
         if let Some(near) = &self.near {
             near.remote.admit(admits);
@@ -334,7 +337,7 @@ impl Disk {
     }
 }
 
-/// Where a repository is to be reached.
+/// Address of a repository.
 fn address(repository: &str, tls: Option<&Path>) -> Result<Address, TlsError> {
     Ok(match repository.strip_prefix('/') {
         Some(_) => Address::Unix(repository.into()),
@@ -342,7 +345,7 @@ fn address(repository: &str, tls: Option<&Path>) -> Result<Address, TlsError> {
     })
 }
 
-/// A server's one export.
+/// A server's single export.
 struct One {
     name: String,
     layer: Arc<Count>,
@@ -363,13 +366,13 @@ impl Catalogue for One {
     }
 }
 
-/// Hears everybody who connects, and tells him how the disks do.
+/// Takes an order from every client of the status socket, and answers with the status.
 async fn tell(listener: UnixListener, disks: Vec<Disk>, cached: Option<Cached>) {
     let mut ordered_at = Instant::now();
     loop {
         let accepted = tokio::time::timeout(ORDER_LASTS, listener.accept()).await;
         if ordered_at.elapsed() >= ORDER_LASTS {
-            // Nobody knows any more who has what it was promised.
+            // Without orders it is not known which VMs have all their memory.
             disks.iter().for_each(|disk| disk.admit(true));
         }
         let mut stream = match accepted {
@@ -392,13 +395,13 @@ async fn tell(listener: UnixListener, disks: Vec<Disk>, cached: Option<Cached>) 
         let disks = disks.iter().map(|disk| (disk.name.clone(), disk.status())).collect();
         let status = Status { disks, cache: cached.as_ref().map(Cached::reading) };
         if let Ok(text) = serde_json::to_vec(&status) {
-            // Who does not read it need not have asked.
+            // It does not matter if the client does not read the answer.
             let _ = tokio::time::timeout(STATUS_LIMIT, stream.write_all(&text)).await;
         }
     }
 }
 
-/// What somebody wants; `None`: nothing that makes sense.
+/// Reads an order; `None`: it is missing or invalid.
 async fn hear(stream: &mut UnixStream) -> Option<Order> {
     let mut line = Vec::new();
     BufReader::new(stream).take(MOST_ORDER).read_until(b'\n', &mut line).await.ok()?;

@@ -1,6 +1,6 @@
-//! Processes of this program that the daemon starts: it tells them lines, and they tell it lines.
+//! Child processes of the daemon that run this program. They exchange lines with the daemon.
 //!
-//! One ends with the value that stands for it, and with the daemon, however that ends.
+//! A child ends when its `Helper` is dropped, and when the daemon ends, for any reason.
 
 use std::io;
 use std::process::ExitStatus;
@@ -14,24 +14,24 @@ use tokio::io::BufReader;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep};
 
-/// How often it is looked whether a child has ended.
+/// Interval at which a child's end is checked.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long a killed one may take to end.
+/// How long a killed child may take to end.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A process that runs.
+/// A running child.
 pub(crate) struct Helper(Child);
 
 impl Helper {
-    /// This very program, also after an upgrade has replaced its file.
+    /// This very program, even after an upgrade has replaced its file.
     pub(crate) fn program() -> Spawn {
         Spawn::new("/proc/self/exe")
     }
 
-    /// Starts it. The first pipe takes the lines to it, the second one gives the lines from it.
+    /// Starts a child. The first pipe carries lines to it, the second one lines from it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of the kernel.
     pub(crate) fn start(
         spawn: Spawn,
     ) -> io::Result<(Self, pipe::Sender, BufReader<pipe::Receiver>)> {
@@ -43,7 +43,7 @@ impl Helper {
         Ok((helper, down, up))
     }
 
-    /// Ends it, and says how it has ended, in brackets; or nothing, if it has not.
+    /// Ends the child, and returns its exit status in brackets, or nothing if it has not ended.
     pub(crate) async fn end(mut self) -> String {
         let _ = self.0.signal(Signal::KILL);
         let status = ended(&mut self.0, GRACE).await;
@@ -51,11 +51,11 @@ impl Helper {
     }
 }
 
-/// Of a helper itself: from now on a service manager's signal to all processes of the service does
-/// not end it before the daemon does.
+/// For a child itself: makes it ignore a service manager's signals to all processes of the
+/// service, so that it does not end before the daemon.
 ///
 /// # Errors
-/// The kernel's.
+/// Errors of the kernel.
 pub(crate) fn outlive_signals() -> io::Result<()> {
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
@@ -66,13 +66,14 @@ pub(crate) fn outlive_signals() -> io::Result<()> {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It has nothing to put in order, and is reaped at the latest when the daemon ends.
+        // The child has nothing to clean up, and is reaped at the latest when the daemon ends.
         let _ = self.0.signal(Signal::KILL);
         let _ = self.0.try_wait();
     }
 }
 
-/// The exit status of a child, if it ends within `limit`. Never blocks: the daemon has one thread.
+/// The exit status of a child, if it ends within `limit`. Never blocks: the daemon has one
+/// thread.
 pub(crate) async fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,19 +1,19 @@
-//! The record of what Overbook must undo, so that `release` works after any crash and without a
-//! daemon.
+//! The record of the changes that Overbook must undo, so that `release` works after any crash and
+//! without a daemon.
 //!
-//! **Problem.** A balloon keeps its size when the daemon dies. Whoever comes next must know what it
-//! was before Overbook touched it; nobody can ask QEMU.
+//! **Problem.** A balloon keeps its size when the daemon dies. The next process must know the
+//! size from before Overbook changed it, and QEMU cannot tell.
 //!
-//! **Idea.** One small JSON file, rewritten whole: written to a temporary file, synced, renamed
-//! over the old one, and the directory synced. It stands apart from the history so that a damaged
-//! history never costs the way back.
+//! **Idea.** One small JSON file, rewritten as a whole: written to a temporary file, synced,
+//! renamed over the old one, and the directory synced. It is separate from the history, so that a
+//! damaged history never prevents a release.
 //!
-//! **Invariants.** A record is durable *before* the first action on its VM: who gets an error from
-//! [`Journal::record`] must not act. An original value that is on record is never replaced in the
-//! same life of a VM, so a restarted daemon cannot take its own doing for the original. After a
-//! failed write the journal says what it said before.
+//! **Invariants.** A record is durable *before* the first action on its VM: a caller that gets an
+//! error from [`Journal::record`] must not act. A recorded original is never replaced in the same
+//! incarnation of a VM, so a restarted daemon cannot take its own settings for the original.
+//! After a failed write the journal still has its old content.
 //!
-//! Beside the VMs' records there may be one of the host: KSM's settings ([`KsmRecord`]).
+//! In addition to the VMs' records there may be one of the host: KSM's settings ([`KsmRecord`]).
 //!
 //! **Leaves out.** Undoing, and knowing which VMs are gone: the caller compares incarnations.
 
@@ -36,31 +36,31 @@ pub use ksm::KsmRecord;
 /// The file's name within the state directory.
 pub const FILE_NAME: &str = "undo.json";
 const VERSION: u32 = 1;
-/// A record takes some 200 bytes; a larger file was not written by us.
+/// A record takes some 200 bytes; Overbook does not write larger files.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// What one VM had before Overbook touched it, in one of its lives.
+/// The settings of one VM, in one incarnation, before Overbook changed them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UndoRecord {
-    /// The QMP socket through which it was touched.
+    /// The QMP socket through which they were changed.
     pub socket: PathBuf,
-    /// Its name, for messages.
+    /// The VM's name, for messages.
     pub vm: VmName,
-    /// Its life: a restarted QEMU has nothing to undo.
+    /// The VM's incarnation: after a restart of QEMU there is nothing to undo.
     pub incarnation: u64,
-    /// The balloon's size; `None`: not touched.
+    /// The balloon's size; `None`: not changed.
     pub balloon: Option<Bytes>,
-    /// The RAM that it had then, which DIMMs may have changed since. `None`: not touched, or
-    /// written by a version that did not ask.
+    /// The RAM that the VM had then, which DIMMs may have changed since. `None`: not changed, or
+    /// written by a version that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<Bytes>,
-    /// The polling interval of the guest's statistics in seconds, 0 for off; `None`: not touched.
+    /// The polling interval of the guest's statistics in seconds, 0 for off; `None`: not changed.
     pub stats_interval_s: Option<u64>,
 }
 
 impl UndoRecord {
-    /// Of a VM on which nothing was changed yet.
+    /// The record of a VM that was not changed yet.
     #[must_use]
     pub const fn untouched(vm: VmName, socket: PathBuf, incarnation: u64) -> Self {
         Self { socket, vm, incarnation, balloon: None, ram: None, stats_interval_s: None }
@@ -81,15 +81,15 @@ pub enum JournalError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A value could not be read again (a path that is not UTF-8, a balloon of size zero).
+    /// A value could not be read back (a path that is not UTF-8, a balloon of size zero).
     #[error("{path} cannot be put on record ({why}); it is not touched")]
     Unwritable {
         /// The VM's socket.
         path: PathBuf,
-        /// What cannot be written.
+        /// The value that cannot be written.
         why: String,
     },
 }
@@ -99,19 +99,20 @@ pub enum JournalError {
 struct Content {
     version: u32,
     vms: Vec<UndoRecord>,
-    /// Absent in journals from before there was one, and while there is nothing to undo.
+    /// Absent in journals of earlier versions, and while there is nothing to undo.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ksm: Option<KsmRecord>,
 }
 
-/// All that is to be undone.
+/// All changes to be undone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct OnRecord {
     vms: BTreeMap<PathBuf, UndoRecord>,
     ksm: Option<KsmRecord>,
 }
 
-/// The journal of one state directory. Its owner holds the directory's [`crate::lock::StateLock`].
+/// The journal of one state directory. Its owner holds the directory's
+/// [`crate::lock::StateLock`].
 #[derive(Debug)]
 pub struct Journal {
     directory: PathBuf,
@@ -120,11 +121,11 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads the journal in `directory`; no file means that there is nothing to undo. A file that
-    /// makes no sense is renamed, and [`Journal::set_aside`] says so.
+    /// Reads the journal in `directory`; without a file there is nothing to undo. An invalid file
+    /// is renamed, and [`Journal::set_aside`] reports that.
     ///
     /// # Errors
-    /// When the file is there and cannot be read, or makes no sense and cannot be renamed.
+    /// The file exists and cannot be read, or is invalid and cannot be renamed.
     pub fn open(directory: &Path) -> Result<Self, JournalError> {
         let path = directory.join(FILE_NAME);
         let fail = |source| JournalError::Io { path: path.clone(), source };
@@ -152,28 +153,28 @@ impl Journal {
         Ok(journal)
     }
 
-    /// What became of a journal that could not be used.
+    /// The report on an invalid journal file that was renamed.
     #[must_use]
     pub fn set_aside(&self) -> Option<&str> {
         self.set_aside.as_deref()
     }
 
-    /// What is to be undone on VMs.
+    /// The changes on VMs to be undone.
     pub fn records(&self) -> impl Iterator<Item = &UndoRecord> {
         self.on_record.vms.values()
     }
 
-    /// What the VM behind `socket` had before it was touched in this life.
+    /// The original settings of the VM behind `socket`, in this incarnation.
     #[must_use]
     pub fn get(&self, socket: &Path, incarnation: u64) -> Option<&UndoRecord> {
         self.on_record.vms.get(socket).filter(|record| record.incarnation == incarnation)
     }
 
-    /// Makes the records durable; what is already on record of the same life stays as it is.
-    /// Returns at once when nothing is new.
+    /// Makes the records durable; values already recorded of the same incarnation stay as they
+    /// are. Returns at once if there is no change.
     ///
     /// # Errors
-    /// When it cannot be made durable. The VMs must then not be touched.
+    /// The records cannot be made durable. The VMs must then not be changed.
     pub fn record(&mut self, records: &[UndoRecord]) -> Result<(), JournalError> {
         let mut next = self.on_record.clone();
         for new in records {
@@ -192,10 +193,12 @@ impl Journal {
         self.replace(next)
     }
 
-    /// Strikes out what has been undone, or whose VM is gone. A newer life's record stays.
+    /// Removes a record that has been undone, or whose VM is gone. A newer incarnation's record
+    /// stays.
     ///
     /// # Errors
-    /// When it cannot be made durable; the record then stays, and undoing it again is harmless.
+    /// The removal cannot be made durable; the record then stays, and undoing it again is
+    /// harmless.
     pub fn forget(&mut self, socket: &Path, incarnation: u64) -> Result<(), JournalError> {
         let mut next = self.on_record.clone();
         if self.get(socket, incarnation).is_some() {
@@ -204,16 +207,16 @@ impl Journal {
         self.replace(next)
     }
 
-    /// What is to be undone on KSM.
+    /// The changes of KSM to be undone.
     #[must_use]
     pub const fn ksm(&self) -> Option<&KsmRecord> {
         self.on_record.ksm.as_ref()
     }
 
-    /// Puts this on record for KSM in place of what was; `None` strikes it out.
+    /// Replaces the record of KSM; `None` removes it.
     ///
     /// # Errors
-    /// When it cannot be made durable. KSM must then not be touched.
+    /// The record cannot be made durable. KSM must then not be changed.
     pub fn set_ksm(&mut self, ksm: Option<KsmRecord>) -> Result<(), JournalError> {
         self.replace(OnRecord { ksm, ..self.on_record.clone() })
     }
@@ -265,8 +268,8 @@ fn parse(bytes: &[u8]) -> Result<OnRecord, String> {
     Ok(OnRecord { vms, ksm: content.ksm })
 }
 
-/// What a record must hold. Checked when it is written too: one that a lying QEMU has spoilt must
-/// not cost all the others when they are read again.
+/// Checks a record, also before it is written: a record that a lying QEMU has made invalid must
+/// not make all others unreadable.
 fn check(record: &UndoRecord) -> Result<(), String> {
     let socket = &record.socket;
     if socket.to_str().is_none() {
@@ -296,7 +299,7 @@ fn write_durably(directory: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
         File::open(directory)?.sync_all()
     };
     write().inspect_err(|_| {
-        // Room for others; if even this fails there is nothing more to do about it.
+        // Frees the space; if even this fails there is nothing more to do.
         let _ = fs::remove_file(&temporary);
     })
 }

@@ -1,6 +1,6 @@
-//! How VMs have been overloaded, kept in a file so that a restart does not begin to learn anew.
+//! The overload profiles of VMs, kept in a file so that a restart does not lose them.
 //!
-//! A file that cannot be read costs what was learned, and nothing else: it is said, and
+//! If the file cannot be read, only the profiles are lost: the error is reported, and the file is
 //! overwritten.
 
 use std::{
@@ -18,25 +18,25 @@ use tokio::{
 };
 
 const FILE_NAME: &str = "learned.json";
-/// How often they are written, if something has changed.
+/// Interval at which changed profiles are written.
 const EVERY: Duration = Duration::from_secs(60);
-/// How long the last write may take.
+/// Timeout of the last write.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// What a file may hold, in bytes: ten times as much as ten thousand VMs need.
+/// Maximum size of the file, in bytes: ten times as much as ten thousand VMs need.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The file, and what it holds.
+/// The file and its content.
 #[derive(Debug)]
 pub(crate) struct LearnedFile {
     path: PathBuf,
     written: Learned,
     written_at: Instant,
-    /// Who waits for the disk.
+    /// The write in progress.
     writing: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl LearnedFile {
-    /// Reads what an earlier daemon has learned. Beside it, what went wrong.
+    /// Reads the profiles of an earlier daemon. Also returns the error, if any.
     pub(crate) fn in_state(directory: &Path) -> (Self, Option<String>) {
         let path = directory.join(FILE_NAME);
         let (written, error) = match read(&path) {
@@ -55,8 +55,8 @@ impl LearnedFile {
         self.written.clone()
     }
 
-    /// Writes them in the background, if it is time and something has changed. Answers why the
-    /// time before that came to nothing.
+    /// Writes the profiles in the background, if the interval has passed and they have changed.
+    /// Returns the error of the previous write.
     pub(crate) fn keep(&mut self, learned: &Learned) -> Option<String> {
         let is_at_work = self.writing.as_ref().is_some_and(|task| !task.is_finished());
         if self.written_at.elapsed() < EVERY || is_at_work || self.written == *learned {
@@ -69,13 +69,13 @@ impl LearnedFile {
         error.map(|error| format!("{}: {error}", self.path.display()))
     }
 
-    /// Writes them a last time, if something has changed, and waits for that.
+    /// Writes the profiles a last time, if they have changed, and waits for that.
     pub(crate) async fn end(mut self, learned: &Learned) {
         if self.written != *learned {
             self.write(learned);
         }
         if let Some(writing) = self.writing {
-            // A disk that hangs keeps nobody from ending.
+            // A disk that hangs must not keep the daemon from ending.
             let _ = timeout(FAREWELL, writing).await;
         }
     }
@@ -88,7 +88,7 @@ impl LearnedFile {
     }
 }
 
-/// Whoever is killed meanwhile leaves the old file.
+/// A process that is killed during the write leaves the old file.
 fn write(path: &Path, learned: &Learned) -> io::Result<()> {
     let new = path.with_extension("new");
     File::create(&new)?.write_all(&serde_json::to_vec(learned)?)?;

@@ -1,4 +1,4 @@
-//! Lines of JSON between the daemon and processes of its own.
+//! Lines of JSON between the daemon and its child processes.
 
 use std::io;
 
@@ -6,19 +6,19 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
-/// A question or its answer.
+/// A request or its answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Numbered<T> {
-    /// Tells it from the others that are open.
+    /// Identifies the request among those in flight.
     pub(crate) id: u64,
-    /// The question, or the answer.
+    /// The request, or the answer.
     pub(crate) what: T,
 }
 
-/// `value` as a line.
+/// Encodes `value` as a line.
 ///
 /// # Errors
-/// It has maps whose keys are no text.
+/// It has maps whose keys are not strings.
 pub(crate) fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
@@ -33,15 +33,15 @@ pub(crate) struct Lines<R> {
 }
 
 impl<R: AsyncBufRead + Unpin> Lines<R> {
-    /// Of at most so many bytes each.
+    /// Accepts lines of at most `most` bytes.
     pub(crate) const fn new(reader: R, most: usize) -> Self {
         Self { reader, line: Vec::new(), most }
     }
 
-    /// The next one; `None` at the end. One that is not waited for to its end loses nothing.
+    /// The next value; `None` at the end. Cancel-safe: a dropped future loses no data.
     ///
     /// # Errors
-    /// The reader's; a line that is too long, cut off, or makes no sense.
+    /// Errors of the reader; a line that is too long, cut off, or invalid.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let left = (self.most + 1).saturating_sub(self.line.len());
         let mut within = (&mut self.reader).take(left as u64);
@@ -58,7 +58,7 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
     }
 }
 
-/// The other side does not keep to these lines.
+/// An error for a peer that violates this format.
 pub(crate) fn nonsense(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }

@@ -1,17 +1,17 @@
-//! Which of the loans in a plan are worth a line: in the log, and in the history.
+//! Selects the loans in a plan that are worth a line in the log and in the history.
 //!
-//! A loan grows and shrinks a little in every tick. What is news is that it begins, ends, or
-//! changes for another reason; how its amount goes on is said once in a while.
+//! A loan grows and shrinks a little in every tick. News is that a loan begins, ends, or changes
+//! its reason; a change of its amount is only reported once in a while.
 
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
 use model::{Bytes, GroupName, Loan, Plan, Reason};
 
-/// How often a loan that only changes its amount is said again.
+/// Interval at which a loan that only changes its amount is reported again.
 const ECHO_MS: u64 = 60_000;
 
-/// What was said last of each lender's loan.
+/// The last report on each lender's loan.
 #[derive(Debug, Default)]
 pub(crate) struct LoanNews {
     said: BTreeMap<GroupName, Said>,

@@ -1,9 +1,9 @@
-//! The state directory and the lock on it: one daemon per directory.
+//! The state directory and its lock: one daemon per directory.
 //!
-//! Two daemons would undo each other's work and write one journal over the other. The lock is
-//! `flock` on a file: the kernel gives it up when its holder dies, however it dies, so there is no
-//! stale lock. What stands in the file says who it is; that it is so, the kernel says
-//! ([`file_lock`]).
+//! Two daemons would undo each other's work and overwrite each other's journal. The lock is
+//! `flock` on a file: the kernel releases it when its holder dies, however that happens, so there
+//! is no stale lock. The file names its holder; the kernel confirms that this process holds the
+//! lock ([`file_lock`]).
 
 use std::{
     fmt,
@@ -22,26 +22,26 @@ use sys::file_lock;
 const FILE_NAME: &str = "lock";
 /// Permission bits that let others write.
 const OTHERS_WRITE: u32 = 0o022;
-/// How long a holder may take to say who it is, or to end.
+/// How long to wait for a holder to identify itself, or to end.
 const NAMELESS: Duration = Duration::from_secs(3);
-/// How often it is looked whether it has.
+/// Interval at which that is checked.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Who takes the lock.
+/// The kind of process that takes the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// For as long as it runs.
+    /// A daemon, for as long as it runs.
     Daemon,
-    /// `overbook release`, while it undoes what was done.
+    /// `overbook release`, while it undoes changes.
     Release,
 }
 
-/// Who has the lock.
+/// The present holder of the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// What it is; `None`: it has not said so, for its disk was full.
+    /// Its kind; `None`: it has not written that, because its disk was full.
     pub by: Option<Holder>,
-    /// Its process; `None`: it cannot be seen from here.
+    /// Its process; `None`: it is not visible from here.
     pub pid: Option<u32>,
 }
 
@@ -65,18 +65,18 @@ impl fmt::Display for Held {
     }
 }
 
-/// Why the state directory cannot be had.
+/// Why the state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else has it.
+    /// Another process holds the lock.
     #[error("{holder} uses {directory}; {}", holder.advice())]
     Held {
-        /// Who.
+        /// The holder.
         holder: Held,
         /// The state directory.
         directory: PathBuf,
     },
-    /// Others could forge the record of what is to be undone.
+    /// Other users could forge the record of the changes to undo.
     #[error(
         "state directory {directory} belongs to user {owner} and has mode {mode:04o}: it must belong to \
          the user that runs this and be closed to other writers (chmod go-w)"
@@ -84,19 +84,19 @@ pub enum LockError {
     Exposed {
         /// The state directory.
         directory: PathBuf,
-        /// Its owner's number.
+        /// Its owner's user ID.
         owner: u32,
         /// Its permission bits.
         mode: u32,
     },
-    /// The directory cannot be made or entered.
+    /// The directory cannot be created or entered.
     #[error("state directory {directory}: {source}{advice}")]
     Directory {
         /// The state directory.
         directory: PathBuf,
-        /// What the operating system said.
+        /// The system's error.
         source: io::Error,
-        /// What to do about it.
+        /// Advice for the operator.
         advice: &'static str,
     },
 }
@@ -107,7 +107,7 @@ pub struct StateLock {
     _file: File,
 }
 
-/// Why the directory cannot be used, with advice.
+/// The error for a directory that cannot be used, with advice.
 fn unusable(directory: &Path, source: io::Error) -> LockError {
     let advice = match source.kind() {
         io::ErrorKind::PermissionDenied => "; run as root, or set `state` in [host]",
@@ -119,7 +119,7 @@ fn unusable(directory: &Path, source: io::Error) -> LockError {
     LockError::Directory { directory: directory.to_owned(), source, advice }
 }
 
-/// Whether no other user can write to it.
+/// Whether no other user can write to the directory.
 fn is_ours(directory: &Path, meta: fs::Metadata) -> Result<(), LockError> {
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
     if owner != geteuid().as_raw() || mode & OTHERS_WRITE != 0 {
@@ -129,11 +129,11 @@ fn is_ours(directory: &Path, meta: fs::Metadata) -> Result<(), LockError> {
 }
 
 impl StateLock {
-    /// Whether [`Self::acquire`] would find the directory in order, or could make it. Makes
+    /// Whether [`Self::acquire`] would find the directory usable, or could create it. Creates
     /// nothing.
     ///
     /// # Errors
-    /// When the directory cannot be used.
+    /// The directory cannot be used.
     pub fn check(directory: &Path) -> Result<(), LockError> {
         match fs::metadata(directory) {
             Ok(meta) if meta.is_dir() => is_ours(directory, meta),
@@ -143,13 +143,13 @@ impl StateLock {
         }
     }
 
-    /// Makes `directory` if it is missing (for its owner alone) and takes its lock. Waits at most
-    /// [`NAMELESS`], and only for a holder that has not said who it is. A daemon that was killed
-    /// while it started a child may leave one: until that child runs its program, it holds the
-    /// lock.
+    /// Creates `directory` if it is missing (for its owner alone) and takes its lock. Waits at
+    /// most [`NAMELESS`], and only for a holder that has not identified itself. A daemon that was
+    /// killed while it started a child may leave one: that child holds the lock until it executes
+    /// its program.
     ///
     /// # Errors
-    /// When another process holds it, or the directory cannot be used.
+    /// Another process holds the lock, or the directory cannot be used.
     pub fn acquire(directory: &Path, holder: Holder) -> Result<Self, LockError> {
         let fail = |source: io::Error| unusable(directory, source);
         make_private(directory).map_err(fail)?;
@@ -174,7 +174,7 @@ impl StateLock {
             }
             thread::sleep(LOOK);
         }
-        // On a full disk nobody can read whether it is the daemon, which is no reason to stop.
+        // On a full disk the holder's kind cannot be written, which is no reason to stop.
         let _ = write_holder(&mut file, holder);
         Ok(Self { _file: file })
     }
@@ -190,7 +190,7 @@ fn make_private(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Who has the lock of this state directory now; `None`: nobody, or it cannot be seen.
+/// The holder of this state directory's lock; `None`: there is none, or it is not visible.
 pub(crate) fn held_in(directory: &Path) -> Option<Held> {
     let mut file = File::open(directory.join(FILE_NAME)).ok()?;
     Some(held(&mut file)).filter(|held| held.pid.is_some())
@@ -215,7 +215,7 @@ fn held(file: &mut File) -> Held {
     let _ = file.rewind().and_then(|()| file.take(32).read_to_string(&mut text));
     let mut words = text.split_whitespace();
     let written = words.next().and_then(|pid| pid.parse::<u32>().ok());
-    // A child that the holder has just forked has the lock too, for a moment.
+    // A child that the holder has just forked also has the lock, for a moment.
     let is_true = |pid: &u32| holders.contains(pid);
     let pid = written.filter(is_true).or(holders.first().copied());
     let by = words.next().filter(|_| written == pid).and_then(|word| match word {
@@ -258,7 +258,7 @@ mod tests {
     fn what_an_earlier_holder_wrote_is_not_believed() {
         let dir = tempfile::tempdir().unwrap();
         let _daemon = StateLock::acquire(dir.path(), Holder::Daemon).unwrap();
-        // As when the disk was full.
+        // As after a write to a full disk.
         fs::write(dir.path().join("lock"), "1 release\n").unwrap();
         let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
         let LockError::Held { holder, .. } = &error else { panic!("{error}") };
@@ -270,7 +270,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = File::create(dir.path().join(FILE_NAME)).unwrap();
         flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
-        // The lock ends with whoever has the file open: the child, by now.
+        // The child has the file open by now, so the lock ends with it.
         let mut child = Command::new("sleep").arg("0.2").stdin(file).spawn().unwrap();
         StateLock::acquire(dir.path(), Holder::Daemon).unwrap();
         assert!(child.wait().unwrap().success());

@@ -1,12 +1,12 @@
-//! Certificates for a small pool: an authority of its own, what it signs, and what one says.
+//! Certificates for a small pool: its own authority, issuing certificates, and reading them.
 //!
-//! Each certificate has one purpose ([`Purpose`]), and says so in a URI,
-//! `urn:overbook:PURPOSE:NAME`. The other end checks it: a repository and its clients by that URI,
-//! etcd by the common name, which it takes for the user's, and QEMU by the whole distinguished
-//! name, or the server's DNS name. So all but a host's and a controller's have a common name with a
-//! dot, which no host of such a pool has.
+//! Each certificate has one purpose ([`Purpose`]), which is stated in a URI,
+//! `urn:overbook:PURPOSE:NAME`. The peer verifies it. A repository and its clients check that
+//! URI. etcd checks the common name, which it takes for the user's name. QEMU checks the whole
+//! distinguished name, or the server's DNS name. So all common names except a host's and a
+//! controller's contain a dot, which no host name in such a pool does.
 //!
-//! Names of files are those that QEMU uses.
+//! The files have the names that QEMU uses.
 
 mod files;
 mod revocation;
@@ -27,53 +27,53 @@ use x509_parser::time::ASN1Time;
 use files::{Is, write};
 pub use revocation::revoke;
 
-/// What the authority is called.
+/// Name of the authority.
 const AUTHORITY: &str = "Overbook pool";
-/// The authority's own certificate, in each directory.
+/// File of the authority's own certificate, in each directory.
 pub const AUTHORITY_CERTIFICATE: &str = "ca-cert.pem";
 const AUTHORITY_KEY: &str = "ca-key.pem";
-/// For how long an authority is valid: all that it signs must be replaced by then.
+/// Validity of an authority: all certificates that it has signed must be replaced by then.
 pub const AUTHORITY_VALID: Duration = Duration::from_secs(3650 * 24 * 3600);
-/// Clocks of hosts differ.
+/// Start of the validity before the present time, because the hosts' clocks differ.
 const BEFORE: Duration = Duration::from_secs(24 * 3600);
-/// Where the certificate of a purpose says so.
+/// Prefix of the URI that states a certificate's purpose.
 const URN: &str = "urn:overbook:";
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// A file.
+    /// A file cannot be read or written.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
-    /// A name or a key that makes no sense.
+    /// A name or a key is invalid.
     #[error("{0}")]
     Certificate(#[from] rcgen::Error),
-    /// A file that holds no certificate.
+    /// A file holds no certificate.
     #[error("{} holds no certificate: {why}", path.display())]
     Unreadable {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         why: String,
     },
-    /// The authority ends sooner.
+    /// The authority expires sooner than the certificate would.
     #[error("{asked_days} days are too many: the authority ends on {ends}, in {left_days} days")]
     Outlives {
-        /// How long the certificate was to be valid.
+        /// Requested validity of the certificate.
         asked_days: u64,
-        /// How long the authority is.
+        /// Remaining validity of the authority.
         left_days: i64,
         /// Its last day.
         ends: String,
     },
 }
 
-/// The one thing that a certificate is for.
+/// The single purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A host's daemon, as a client of etcd.
@@ -82,7 +82,7 @@ pub enum Purpose {
     Controller,
     /// A member of etcd.
     Etcd,
-    /// A host's QEMUs, while they send or receive a guest.
+    /// A host's QEMUs, during the migration of a guest.
     Migration,
     /// A repository, as a server.
     Repository,
@@ -105,7 +105,7 @@ impl Purpose {
         }
     }
 
-    /// Its files' directory, below its owner's.
+    /// The directory of its files, within its owner's.
     #[must_use]
     pub fn directory(self) -> &'static str {
         match self {
@@ -119,13 +119,13 @@ impl Purpose {
     pub fn common_name(self, name: &str) -> String {
         match self {
             Self::Host | Self::Controller => name.to_owned(),
-            // One for all of them: a member of etcd checks that another one has it.
+            // All members have the same name: a member of etcd checks that another one has it.
             Self::Etcd => "etcd.pool".to_owned(),
             other => format!("{}.{name}", other.word()),
         }
     }
 
-    /// Which sides of a connection it has.
+    /// The sides of a connection that need a certificate for this purpose.
     fn sides(self) -> &'static [(&'static str, &'static [ExtendedKeyUsagePurpose])] {
         use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
         match self {
@@ -137,7 +137,7 @@ impl Purpose {
         }
     }
 
-    /// By which names a client knows the server.
+    /// The names by which a client identifies the server.
     fn server_names(self, name: &str, addresses: &[String]) -> Vec<String> {
         match self {
             Self::Migration => vec![self.common_name(name)],
@@ -152,23 +152,23 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// Certificates that are wanted of an authority.
+/// A request to an authority for certificates.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
     /// The name of their owner.
     pub name: &'a str,
-    /// Where its servers are reached; none: it has no servers.
+    /// Addresses of its servers; empty: it has no servers.
     pub addresses: &'a [String],
-    /// For how long they are valid.
+    /// Validity of the certificates.
     pub valid: Duration,
-    /// They take the place of earlier ones.
+    /// Whether they replace earlier ones.
     pub renews: bool,
 }
 
-/// Makes an authority in `directory`; one that is there is not overwritten.
+/// Creates an authority in `directory`; an existing one is not overwritten.
 ///
 /// # Errors
-/// A file cannot be made, or is there already.
+/// A file cannot be created, or exists already.
 pub fn init(directory: &Path) -> Result<(), PkiError> {
     let at = |error| PkiError::File { path: directory.to_owned(), error };
     std::fs::create_dir_all(directory).map_err(at)?;
@@ -181,11 +181,12 @@ pub fn init(directory: &Path) -> Result<(), PkiError> {
     write(&directory.join(AUTHORITY_CERTIFICATE), &authority.pem(), Is::Public, false)
 }
 
-/// Makes all certificates that a host has, in a directory of its name below `authority`'s: its
-/// own, and below it one directory for each other purpose. Answers where.
+/// Creates all certificates of a host, in a directory of its name within the authority's
+/// `directory`: the host's own, and in it one directory for each other purpose. Returns the
+/// host's directory.
 ///
 /// # Errors
-/// There is no authority, or a file cannot be made, or is there already.
+/// There is no authority, or a file cannot be created, or exists already.
 pub fn host(directory: &Path, order: Order<'_>) -> Result<PathBuf, PkiError> {
     let servers = !order.addresses.is_empty();
     let all = [Purpose::Host, Purpose::Migration, Purpose::Disks];
@@ -193,7 +194,7 @@ pub fn host(directory: &Path, order: Order<'_>) -> Result<PathBuf, PkiError> {
     issue(directory, order, all.into_iter().chain(reached.into_iter().filter(|_| servers)))
 }
 
-/// Makes the certificate of a controller, or of an administrator of etcd.
+/// Creates the certificate of a controller, or of an administrator of etcd.
 ///
 /// # Errors
 /// As of [`host`].
@@ -271,7 +272,7 @@ fn dates(params: &mut CertificateParams, valid: Duration) {
     (params.not_before, params.not_after) = ((now - BEFORE).into(), (now + valid).into());
 }
 
-/// All that is needed of an issuer is its name and its key.
+/// An issuer only needs its name and its key.
 fn issuer(directory: &Path) -> Result<Issuer<'static, KeyPair>, PkiError> {
     let key = KeyPair::from_pem(&files::read(&directory.join(AUTHORITY_KEY))?)?;
     Ok(Issuer::new(authority(), key))
@@ -286,23 +287,23 @@ fn authority() -> CertificateParams {
     params
 }
 
-/// What a certificate says of itself.
+/// The content of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Whose it is: the common name, which etcd takes for the user's.
+    /// Its subject: the common name, which etcd takes for the user's.
     pub name: Option<String>,
-    /// Its purpose; `None`: another authority's certificates say nothing of that.
+    /// Its purpose; `None`: it states none, as the certificates of other authorities.
     pub purpose: Option<Purpose>,
-    /// How long it is still valid, in seconds; less than none: it has ended.
+    /// Remaining validity in seconds; negative: it has expired.
     pub left_s: i64,
-    /// The day on which it ends, as `2036-11-23`.
+    /// Its last day, as `2036-11-23`.
     pub ends: String,
 }
 
 /// Reads the first certificate of a file.
 ///
 /// # Errors
-/// There is none.
+/// The file cannot be read, or holds no certificate.
 pub fn read(path: &Path) -> Result<Certificate, PkiError> {
     let text = files::read(path)?;
     let unreadable = |why: String| PkiError::Unreadable { path: path.to_owned(), why };

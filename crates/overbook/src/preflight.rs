@@ -1,8 +1,8 @@
-//! Checks beyond the configuration itself: whether this host lets it work.
+//! Checks beyond the configuration itself: whether it can work on this host.
 //!
-//! `overbook check && systemctl restart overbook` stops a daemon that works. So the check tries all
-//! that the start of a daemon would fail by, with the start's own functions; and it says what would
-//! start and be of no use.
+//! `overbook check && systemctl restart overbook` stops a working daemon. So the check tests
+//! everything that could make the daemon's start fail, with the functions of the start itself. It
+//! also reports settings that would have no effect.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use sys::meminfo::MemInfo;
 use crate::http::Doors;
 use crate::lock::StateLock;
 
-/// Something that was found out.
+/// A finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Remark {
-    /// In words.
+    /// The finding in words.
     pub(crate) what: String,
-    /// The daemon would not start, or could do nothing at all.
+    /// Whether the daemon would not start, or could do nothing at all.
     pub(crate) is_fatal: bool,
 }
 
@@ -32,7 +32,7 @@ fn note(what: String) -> Remark {
     Remark { what, is_fatal: false }
 }
 
-/// All of it. `vms`: the VMs that are there now, if a daemon knows them.
+/// Runs all checks. `vms`: the present VMs, if a daemon knows them.
 #[must_use]
 pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remark> {
     let mut found = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remar
     found
 }
 
-/// Services that need the network by the configuration, and have none by their units.
+/// Services that need the network by the configuration, but may not use it by their units.
 fn no_network(spec: &Spec) -> Vec<Remark> {
     let daemon = "overbook.service".to_owned();
     let mut needs = Vec::new();
@@ -78,8 +78,8 @@ fn no_network(spec: &Spec) -> Vec<Remark> {
     needs.into_iter().map(remark).collect()
 }
 
-/// The families of addresses that a unit may use, as systemd says; `None`: it cannot be asked, or
-/// knows no such unit.
+/// The address families that a unit may use, according to systemd; `None`: systemd cannot be
+/// asked, or does not know the unit.
 fn families_of(unit: &str) -> Option<String> {
     let asked = ["show", unit, "--property=LoadState,RestrictAddressFamilies"];
     let said = Command::new("systemctl").args(asked).stderr(Stdio::null()).output().ok()?;
@@ -89,7 +89,8 @@ fn families_of(unit: &str) -> Option<String> {
     value("RestrictAddressFamilies=").map(str::to_owned)
 }
 
-/// `AF_UNIX`: these families only; with a `~`, all but these; nothing: all.
+/// Whether a list of families excludes IPv4. `AF_UNIX`: only these are allowed; with a leading
+/// `~`, all except these; an empty list: all.
 fn is_cut_off(families: &str) -> bool {
     let names = |text: &str| text.split_whitespace().any(|family| family == "AF_INET");
     match families.strip_prefix('~') {
@@ -121,7 +122,7 @@ fn promises_more_than(spec: &Spec, total: Bytes) -> Vec<Remark> {
     found
 }
 
-/// A directory for QEMU's sockets that is not there.
+/// The directory for QEMU's sockets, if it is missing.
 fn no_directory(glob: &str) -> Option<Remark> {
     let directory = Path::new(glob).parent()?;
     let known: PathBuf = directory
@@ -136,7 +137,7 @@ fn no_directory(glob: &str) -> Option<Remark> {
     })
 }
 
-/// A pattern that an operator may take for more than it is.
+/// A pattern that an operator may misunderstand.
 fn no_wildcard(group: &GroupName, pattern: &NamePattern) -> Option<Remark> {
     let text = pattern.as_str();
     text.contains(['[', ']', '{', '}', '|', '\\']).then(|| {
@@ -146,7 +147,7 @@ fn no_wildcard(group: &GroupName, pattern: &NamePattern) -> Option<Remark> {
     })
 }
 
-/// Patterns that no VM fits.
+/// Number of VMs that match the patterns.
 fn no_vm(group: &GroupName, patterns: &[NamePattern], vms: &BTreeSet<VmName>) -> Option<Remark> {
     let count = vms.iter().filter(|vm| patterns.iter().any(|p| p.matches(vm))).count();
     Some(note(match count {

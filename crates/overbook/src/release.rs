@@ -1,11 +1,11 @@
-//! `overbook release`: every VM, and the kernel's KSM, gets back what it had before Overbook
-//! touched it, and nothing else.
+//! `overbook release`: restores every VM, and the kernel's KSM, to the state from before Overbook
+//! changed them, and nothing else.
 //!
-//! With a daemon running, it does this itself (its connections are the only ones that QEMU serves).
-//! Without one, [`offline`] works from the journal and the QMP sockets alone: no history, no loop,
-//! no guest's cooperation, and a broken configuration does not stop it. A daemon that has the state
-//! and cannot be asked is ended before that ([`eviction`]). It is idempotent; what could not be put
-//! back stays on record and is tried again by the next one.
+//! A running daemon does this itself (its connections are the only ones that QEMU serves).
+//! Without a daemon, [`offline`] works from the journal and the QMP sockets alone. It needs no
+//! history, no loop and no guest's cooperation, and works with a broken configuration. A daemon
+//! that holds the state and does not answer is ended first ([`eviction`]). A release is
+//! idempotent: changes that could not be undone stay on record, and the next release tries again.
 
 pub mod eviction;
 
@@ -28,12 +28,12 @@ use crate::{
     worker::{self, StillShares},
 };
 
-/// What a release came to, in words.
+/// Result of a release, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// One line per VM, one more for each that shared pages, and one for the kernel's KSM.
+    /// One line per VM, one more for each VM that shared pages, and one for the kernel's KSM.
     pub text: String,
-    /// Whether nothing is left on record.
+    /// Whether everything was released.
     pub is_complete: bool,
 }
 
@@ -43,27 +43,27 @@ pub enum ReleaseError {
     /// A daemon runs, or the state directory cannot be used.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// What is to be undone cannot be read.
+    /// The record of the changes cannot be read.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// No runtime.
+    /// The async runtime cannot be started.
     #[error("the system refuses: {0}")]
     System(#[from] io::Error),
 }
 
-/// Where an Overbook keeps its state, and where its VMs' sockets are, by a configuration that may
-/// be faulty.
+/// An Overbook's state directory, and the globs of its VMs' sockets, by a configuration that may
+/// have faults.
 #[must_use]
 pub fn own_places(config: &Path) -> (PathBuf, Vec<String>) {
     let salvaged = config_files::salvage(config);
     (salvaged.state.unwrap_or_else(|| DEFAULT_STATE.into()), salvaged.qmp)
 }
 
-/// Releases without a daemon: from the journal in this state directory, and the VMs whose QMP
-/// sockets these globs name. VMs of another Overbook on this host are not asked.
+/// Releases without a daemon: uses the journal in this state directory, and the VMs whose QMP
+/// sockets these globs name. VMs of another Overbook on this host are not touched.
 ///
 /// # Errors
-/// When a daemon holds the state, or the journal cannot be read.
+/// A daemon holds the state, or the journal cannot be read.
 pub fn offline(state: &Path, qmp: &[String]) -> Result<Summary, ReleaseError> {
     if !state.exists() {
         return Ok(Summary { text: "nothing to release".to_owned(), is_complete: true });
@@ -86,10 +86,11 @@ fn because(why: &impl ToString) -> StillShares {
     StillShares::Because(why.to_string())
 }
 
-/// A VM, and how much of what it shared has been copied, or why it was not.
+/// A VM, and how much of its shared memory has been copied, or why it was not.
 pub type Unshared = (String, Result<Bytes, StillShares>);
 
-/// Gives these QEMU processes copies of what they share. Waits as long as it gets on.
+/// Gives these QEMU processes private copies of their shared pages. Waits as long as it makes
+/// progress.
 #[must_use]
 pub fn unshare(names: &BTreeMap<Identity, String>) -> Vec<Unshared> {
     let processes: Vec<Identity> = names.keys().copied().collect();
@@ -101,10 +102,10 @@ pub fn unshare(names: &BTreeMap<Identity, String>) -> Vec<Unshared> {
     names.iter().filter_map(named).collect()
 }
 
-/// What was done to KSM, or why not all of it was.
+/// The actions on KSM in words, or why some could not be taken.
 pub type KsmReleased = Result<Option<String>, String>;
 
-/// Says how it went.
+/// Describes the result.
 #[must_use]
 pub fn summary(mut outcomes: Vec<Released>, unshared: Vec<Unshared>, ksm: KsmReleased) -> Summary {
     outcomes.sort_by(|one, two| one.0.cmp(&two.0));

@@ -1,10 +1,10 @@
-//! `overbook repository`, as far as it minds its own host: what it lends goes back when that is
-//! short.
+//! `overbook repository`, the part that watches its own host: lent memory goes back when the host
+//! is short of memory.
 //!
-//! While more than the reserve is available nothing happens. Below it, slabs go back: free ones at
-//! once, and of others their clients are given [`NOTICE`]. Below half of it there is no time for
-//! that. When the host has had twice the reserve for a while, slabs are pinned again, one each
-//! second.
+//! While more than the reserve is available, no memory is taken back. Below it, slabs go back:
+//! free ones at once, leased ones after a notice of [`NOTICE`]. Below half of the reserve there
+//! is no time for a notice. When twice the reserve has been available for a while, slabs are
+//! pinned again, one each second.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,58 +17,58 @@ use sys::meminfo::MemInfo;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-/// How often the host is looked at.
+/// Interval at which the host is checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long what lies in a slab can be read after there was notice of it.
+/// How long a slab can be read after its notice.
 const NOTICE: Duration = Duration::from_secs(5);
-/// How long the host must have had enough before slabs are pinned again.
+/// How long the host must have had enough memory before slabs are pinned again.
 const CALM: Duration = Duration::from_secs(60);
-/// What the host is to have available, in percent of its memory: as for grants.
+/// Memory that must stay available on the host, in percent of its memory: the same as for grants.
 const RESERVE_PERCENT: u64 = policy::tuning::HOST_RESERVE_PERCENT;
 
-/// Memory that a repository needs in addition to what it lends, at most, whatever its clients do:
-/// the budget, and 640 KiB for each of 512 connections, and itself.
+/// Maximum memory that a repository needs in addition to what it lends, for any behaviour of its
+/// clients: the budget, 640 KiB for each of 512 connections, and the process itself.
 const BESIDE: Bytes = Bytes::mib(448);
 
-/// Why so much cannot be lent.
+/// Why this amount cannot be lent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooMuchError {
-    /// The host has not that much.
+    /// The host has too little memory.
     #[error(
         "`--memory` {wanted} is more than this host can lend: {available} are available, and \
          {reserve} of these stay with it"
     )]
     Host {
-        /// So much was to be lent.
+        /// The amount to be lent.
         wanted: Bytes,
-        /// So much the host has available.
+        /// The memory available on the host.
         available: Bytes,
-        /// So much of that it keeps.
+        /// The reserve that the host keeps.
         reserve: Bytes,
     },
-    /// The service may not have that much.
+    /// The limit of the service is too low.
     #[error(
         "`--memory` {wanted} and {BESIDE} for its clients are more than the {limit} that this \
          service may have: raise MemoryMax= as well"
     )]
     Service {
-        /// So much was to be lent.
+        /// The amount to be lent.
         wanted: Bytes,
         /// The limit of its cgroup.
         limit: Bytes,
     },
 }
 
-/// Whether so much can be lent: it is all pinned.
+/// Whether this amount can be lent: all of it is pinned.
 ///
 /// # Errors
-/// Why not.
+/// Why it cannot be lent.
 pub fn can_lend(wanted: Bytes) -> Result<(), TooMuchError> {
     let limit = own_limit();
     if let Some(limit) = limit.filter(|limit| wanted.plus(BESIDE) > *limit) {
         return Err(TooMuchError::Service { wanted, limit });
     }
-    // A host that does not tell shows it when the memory is pinned.
+    // If meminfo cannot be read, pinning the memory will show whether it is enough.
     MemInfo::read().map_or(Ok(()), |host| host_can_lend(&host, wanted))
 }
 
@@ -80,22 +80,22 @@ fn host_can_lend(host: &MemInfo, wanted: Bytes) -> Result<(), TooMuchError> {
     Ok(())
 }
 
-/// The memory that this process' cgroup may have; `None`: as much as there is.
+/// The memory limit of this process' cgroup; `None`: there is none.
 pub(crate) fn own_limit() -> Option<Bytes> {
     let own = cgroup::of_process(std::process::id()).ok()??;
     cgroup::memory_max(&own).map(Bytes)
 }
 
-/// What the host needs.
+/// The host's need for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
-    /// So many slabs, now.
+    /// This number of slabs, at once.
     Now(usize),
-    /// So many more slabs, soon.
+    /// This number of further slabs, after notice.
     Soon(usize),
-    /// Nothing.
+    /// No slabs.
     Nothing,
-    /// Nothing, and it has room for more.
+    /// No slabs, and there is memory to lend more.
     HasRoom,
 }
 
@@ -114,7 +114,7 @@ pub async fn mind_host(repository: Arc<Repository>) {
                 let taken = work(&repository, move |repository| repository.take_back(slabs)).await;
                 say(&host, taken, "taken back");
             }
-            // What there was notice of is taken first: it may be enough.
+            // Slabs with notice are taken back first: they may be enough.
             Need::Soon(slabs) if noticed_at.is_none() => {
                 let done = work(&repository, move |repository| repository.give_notice(slabs)).await;
                 noticed_at = Some(Instant::now());
@@ -133,7 +133,7 @@ pub async fn mind_host(repository: Arc<Repository>) {
     }
 }
 
-/// Memory comes and goes slowly: clients are served meanwhile.
+/// Freeing and pinning memory is slow, so clients are served meanwhile.
 async fn work<T: Default + Send + 'static>(
     repository: &Arc<Repository>,
     what: impl FnOnce(&Repository) -> T + Send + 'static,

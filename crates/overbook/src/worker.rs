@@ -1,25 +1,25 @@
-//! The worker: one process per group, which finds out what its VMs' memory is worth to them.
+//! The worker: one process per group, which measures what its VMs' memory is worth to them.
 //!
 //! ```text
-//!   daemon ──orders (JSON lines on standard input)──►  worker  ◄──socket, shared memory──►  shim in QEMU
-//!          ◄─reports (JSON lines on standard output)─     a Tracked per VM, one step in 100 ms
+//!   daemon ──orders, JSON lines on stdin────►  worker  ◄──socket, shared memory──►  shim in QEMU
+//!          ◄─reports, JSON lines on stdout──     a Tracked per VM, one step in 100 ms
 //! ```
 //!
-//! **Problem.** Tracking follows guests fifty times a second, with the guests' group to pay for it,
-//! and must neither fall over one hostile guest nor take another group's with it.
+//! **Problem.** Tracking runs a step for each guest ten times a second, and the guests' group
+//! must pay for it. One hostile guest must neither crash the tracking nor disturb another
+//! group's.
 //!
-//! **Idea.** A process of its own for each group: its CPU time and memory are the group's, a fault
-//! in it is the group's, and killing it harms nobody, because the shims give everything back as
-//! soon as the connection closes. It holds no state that matters: a new worker learns within
-//! seconds.
+//! **Idea.** Each group has its own process: its CPU time, its memory and its faults concern only
+//! that group. Killing it does no harm, because the shims give all memory back as soon as the
+//! connection closes. It holds no state that matters: a new worker learns within seconds.
 //!
-//! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`),
-//! how they are chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for
-//! comparison), what it takes from the VM (`cost`), what it holds (`holdings`), what becomes of
-//! what the guest frees (`freed`), and what is paged out (`cold`). [`Dedup`] keeps identical pages
-//! of many once. Where no worker runs, [`unshare()`] gives VMs copies of what they share, and
-//! [`read_back()`] what is paged out of them. `process` drives many of them by orders; experiments
-//! drive one directly:
+//! **Parts.** [`Tracked`] is one VM: its connection (`link`, `linked`), its granules
+//! (`granules`), how they are chosen and how their touches are interpreted (`strategy`: `probes`
+//! in the product, `lru` for comparison), its costs for the VM (`cost`), the memory it holds
+//! (`holdings`), the memory that the guest frees (`freed`), and the memory that is paged out
+//! (`cold`). [`Dedup`] keeps identical pages of many VMs once. If no worker runs, [`unshare()`]
+//! gives VMs private copies of their shared pages, and [`read_back()`] reads back their memory
+//! that is paged out. `process` drives many of them by orders; experiments drive one directly:
 //!
 //! ```no_run
 //! use overbook::worker::{Mode, STEP, Settings, Tracked};
@@ -30,14 +30,15 @@
 //! loop {
 //!     tracked.step();
 //!     if let Some(now) = tracked.reading() {
-//!         println!("{:?} at {:.2} % of a vCPU", now.value.working_set, now.value.cost.vcpu_share * 100.0);
+//!         let cost = now.value.cost.vcpu_share * 100.0;
+//!         println!("{:?} at {cost:.2} % of a vCPU", now.value.working_set);
 //!     }
 //!     std::thread::sleep(STEP);
 //! }
 //! # }
 //! ```
 //!
-//! Source: MEB §3 (Wang et al. 2016). Leaves out: acting on what it finds, which is the policy's.
+//! Source: MEB §3 (Wang et al. 2016). Leaves out: acting on the results, which the policy does.
 
 mod clock;
 mod cold;

@@ -1,4 +1,4 @@
-//! A hostile client asks things of an export.
+//! A hostile client sends requests to an export.
 //! How to run it: `negotiation.rs`.
 
 #![no_main]

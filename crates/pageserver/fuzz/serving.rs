@@ -1,4 +1,4 @@
-//! A hostile client, and our server, over a stream that lies in memory.
+//! A hostile client and our server, over a stream in memory.
 //! How to run it: `negotiation.rs`.
 
 #![no_main]

@@ -1,29 +1,29 @@
-//! One budget of memory for all that clients of a process have under way.
+//! One memory budget for all requests in flight of a process' clients.
 //!
-//! Problem: a protocol that lets a request be 32 MiB long lets a few clients that are stuck, or
-//! mean harm, hold all memory of a process that must not be killed. Idea: payloads are handled in
-//! pieces. Each connection may always hold one piece, so none waits for another one for ever; what
-//! it holds beyond that is counted here before it is allocated, and not allocated where there is
-//! none left. So the most that a process can be made to hold is known: [`BUDGET`], and the bounds
-//! of one connection for each.
+//! Problem: NBD allows requests of 32 MiB. A few clients that are stuck or hostile could
+//! therefore hold all memory of a process that must not be killed. Idea: payloads are handled in
+//! pieces. Each connection may always hold one piece, so no connection waits for another one for
+//! ever. Bytes beyond that piece are charged to the budget before they are allocated, and are not
+//! allocated if the budget is used up. So the upper bound of a process' memory is known:
+//! [`BUDGET`], plus a fixed bound per connection.
 //!
-//! A connection that is refused goes on when its own work is done, so no other one has to wake it.
-//! The budget remembers that one was refused: a connection that holds a part of it, and whose
-//! client takes nothing, is ended then ([`Account::is_stuck`]).
+//! A refused connection continues when its own work is done, so no other connection has to wake
+//! it. The budget remembers the refusal. If a connection holds a part of the budget and its
+//! client takes no reply, it is closed then ([`Account::is_stuck`]).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Memory for all connections of a process beyond their first pieces, in bytes: four of the largest
-/// bursts of one guest, sixteen requests of 1 MiB each.
+/// Memory for all connections of a process beyond their first pieces, in bytes: four times the
+/// largest burst of one guest, which is sixteen requests of 1 MiB each.
 pub const BUDGET: usize = 64 << 20;
 /// The longest piece of a payload, in bytes; a multiple of every export's block. Nearly all of a
 /// guest's requests are shorter.
 pub const PIECE: usize = 256 << 10;
 /// Step in which the budget is taken, in bytes.
 const STEP: usize = 256 << 10;
-/// A client that takes no reply for so long is stuck: a guest's QEMU takes them within
+/// A client that takes no reply for this long is stuck: a guest's QEMU takes replies within
 /// milliseconds.
 const STUCK: Duration = Duration::from_secs(10);
 
@@ -44,7 +44,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Of `total` bytes, for payloads in pieces of `piece` bytes at most.
+    /// A budget of `total` bytes, for payloads in pieces of at most `piece` bytes.
     #[must_use]
     pub fn new(total: usize, piece: usize) -> Self {
         Self { total, piece, used: AtomicUsize::new(0), refused: Mutex::default() }
@@ -80,16 +80,17 @@ impl Budget {
     }
 }
 
-/// A connection's part of the budget, as others see it.
+/// A connection's share of the budget, as other connections see it.
 #[derive(Debug, Default)]
 pub struct Account {
     budget: Arc<Budget>,
-    /// Since when the connection holds a part of the budget and its client takes no reply.
+    /// Time since which the connection holds a part of the budget while its client takes no
+    /// reply.
     waits_since: Mutex<Option<Instant>>,
 }
 
 impl Account {
-    /// With nothing.
+    /// An account that holds nothing.
     #[must_use]
     pub fn new(budget: Arc<Budget>) -> Self {
         Self { budget, waits_since: Mutex::default() }
@@ -99,20 +100,21 @@ impl Account {
         &self.budget
     }
 
-    /// Whether the client takes no reply for now, while the connection holds a part of the budget.
+    /// Notes whether the client takes no reply while the connection holds a part of the budget.
     pub(crate) fn waits(&self, waits: bool) {
         let mut since = locked(&self.waits_since);
         *since = if waits { since.or_else(|| Some(Instant::now())) } else { None };
     }
 
-    /// Whether the connection is to be ended, for others need what it holds.
+    /// Whether the connection is to be closed, because others need the memory that it holds.
     pub(crate) fn is_stuck(&self) -> bool {
         let waits = locked(&self.waits_since).is_some_and(|since| since.elapsed() >= STUCK);
         waits && self.budget.is_wanted()
     }
 }
 
-/// Bytes that are held: the first ones free of charge, all others out of the budget.
+/// Bytes that a connection holds: the first `free` ones are not charged, all others are charged
+/// to the budget.
 #[derive(Debug)]
 pub(crate) struct Held {
     budget: Arc<Budget>,
@@ -122,7 +124,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Nothing yet; `free` bytes will be free of charge.
+    /// Holds nothing yet; the first `free` bytes are not charged.
     pub(crate) fn new(budget: Arc<Budget>, free: usize) -> Self {
         Self { budget, free, bytes: 0, charged: 0 }
     }
@@ -131,12 +133,12 @@ impl Held {
         self.bytes
     }
 
-    /// Whether a part of it is out of the budget.
+    /// Whether a part of the bytes is charged to the budget.
     pub(crate) fn is_charged(&self) -> bool {
         self.charged > 0
     }
 
-    /// Holds this number of bytes more; `false`: the budget has none left, and nothing has changed.
+    /// Takes `bytes` more. `false`: the budget has too little left, and nothing has changed.
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
         let all = self.bytes + bytes;
         let lacks = all.saturating_sub(self.free + self.charged).next_multiple_of(STEP);
@@ -147,7 +149,7 @@ impl Held {
         true
     }
 
-    /// Holds this number of bytes less.
+    /// Gives `bytes` back.
     pub(crate) fn give(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_sub(bytes);
         let needs = self.bytes.saturating_sub(self.free).next_multiple_of(STEP);

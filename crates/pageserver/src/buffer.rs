@@ -1,4 +1,4 @@
-//! What was received and not yet understood.
+//! Bytes that were received and not parsed yet.
 
 use std::io;
 use std::pin::Pin;
@@ -6,10 +6,10 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Where a buffer begins, in bytes: ten thousand connections that say nothing cost little.
+/// Initial size of a buffer, in bytes: ten thousand connections that send nothing cost little.
 const FIRST: usize = 16 << 10;
-/// How far it grows while more comes than it holds, in bytes; a larger message lets it grow
-/// further.
+/// Size up to which a buffer grows when input fills it, in bytes. It grows beyond that only for a
+/// larger message.
 const USUAL: usize = 256 << 10;
 
 /// A buffer that is filled at its end and emptied at its front.
@@ -18,18 +18,18 @@ pub struct Incoming {
     buffer: Vec<u8>,
     begin: usize,
     end: usize,
-    /// The message at its front has so many bytes.
+    /// Length of the message at the front, in bytes.
     expected: usize,
 }
 
 impl Incoming {
-    /// What was received.
+    /// The received bytes that are not consumed yet.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.begin..self.end]
     }
 
-    /// The first `n` bytes are understood.
+    /// Drops the first `n` bytes, which have been parsed.
     pub fn consume(&mut self, n: usize) {
         self.begin = self.begin.saturating_add(n).min(self.end);
         self.expected = 0;
@@ -38,21 +38,21 @@ impl Incoming {
         }
     }
 
-    /// The message at the front has `n` bytes: there is to be room for it.
+    /// Announces that the message at the front has `n` bytes, so that there will be room for it.
     pub fn expect(&mut self, n: usize) {
         self.expected = n;
     }
 
-    /// Forgets what was received.
+    /// Drops all received bytes.
     pub fn clear(&mut self) {
         self.consume(usize::MAX);
     }
 
-    /// Receives more; ready with 0 at the end of the stream.
+    /// Receives more bytes; ready with 0 at the end of the stream.
     ///
     /// # Errors
     ///
-    /// The stream's.
+    /// Errors of the stream.
     pub fn poll_fill(
         &mut self,
         stream: Pin<&mut impl AsyncRead>,
@@ -66,9 +66,9 @@ impl Incoming {
         Poll::Ready(Ok(n))
     }
 
-    /// Leaves room behind what was received: at least a byte, and for the whole message that is
-    /// expected, but no more than as much again as has come. So a client that claims much and sends
-    /// little is not believed.
+    /// Leaves room behind the received bytes: at least one byte, and the whole expected message,
+    /// but at most as much again as has arrived. So a client that announces much and sends little
+    /// makes the buffer grow only a little.
     fn make_room(&mut self) {
         let received = self.end - self.begin;
         if received == 0 && self.buffer.len() > USUAL {

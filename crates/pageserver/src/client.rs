@@ -1,11 +1,10 @@
-//! A client of one export: many requests under way on one connection.
+//! A client of one export: many requests in flight on one connection.
 //!
-//! Whoever asks adds to a buffer and wakes the connection's task, which sends all that was added
-//! since it ran last. So requests that come together travel together.
+//! Callers append requests to a buffer and wake the connection's task, which sends everything
+//! that was appended since its last run. So requests that are made together are sent together.
 //!
-//! A server is not believed: requests that it does not answer, or take, are bounded
-//! ([`MOST_OWED`]), also where
-//! their askers have given up meanwhile.
+//! The server is not trusted. The number of bytes in requests that it does not answer, or does
+//! not take, is bounded ([`MOST_OWED`]), even if the callers have given up meanwhile.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -29,14 +28,14 @@ use crate::nbd::request::{Command, Export, Request};
 use crate::nbd::{Errno, ProtocolError};
 use crate::tls::{Connector, HandshakeError, Trusted};
 
-/// Data of requests that a server has not answered, or not taken, in bytes, at most. One request is
-/// asked in any case.
+/// Upper bound of the data in requests that a server has not answered or not taken, in bytes. One
+/// request is always allowed.
 const MOST_OWED: usize = 16 << 20;
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The server says so.
+    /// The server refuses it.
     #[error("the server answers: {0}")]
     Refused(#[from] Errno),
     /// There is no connection any more.
@@ -45,7 +44,7 @@ pub enum ClientError {
     /// The server does not keep up.
     #[error("the server owes answers to {0} bytes of requests")]
     Owes(usize),
-    /// One side does not take the other's certificate, or there is no TLS for another reason.
+    /// A certificate is not accepted, or TLS fails for another reason.
     #[error(transparent)]
     Tls(#[from] HandshakeError),
     /// The server breaks the protocol.
@@ -62,19 +61,19 @@ impl From<io::Error> for ClientError {
     }
 }
 
-/// Asks things of an export. Cheap to clone.
+/// Sends requests to an export. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
     session: Session,
 }
 
-/// Carries what clients ask; nothing happens unless it is polled.
+/// Carries the requests of all clones of a [`Client`]. Nothing happens unless it is polled.
 pub struct Connection<S> {
     shared: Arc<Shared>,
     stream: S,
     input: Incoming,
-    /// What is being sent.
+    /// Bytes that are being sent.
     out: Vec<u8>,
     sent: usize,
 }
@@ -89,13 +88,13 @@ struct Shared {
 struct State {
     in_flight: InFlight,
     waiting: HashMap<u64, Waiting>,
-    /// Bytes of data that these bring or take.
+    /// Bytes of data that the waiting requests read or write.
     owed: usize,
-    /// What is to be sent next.
+    /// Bytes to be sent next.
     out: Vec<u8>,
     /// The number of bytes being sent.
     sending: usize,
-    /// Since when the server owes an answer and has given none.
+    /// Time since which the server owes an answer and has given none.
     owes_since: Option<Instant>,
     /// Why there is no connection any more.
     gone: Option<ClientError>,
@@ -119,18 +118,18 @@ impl Shared {
             std::mem::take(&mut state.waiting)
         };
         for Waiting { sender, .. } in waiting.into_values() {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _ = sender.send(Err(why.clone()));
         }
     }
 }
 
-/// Chooses an export of the server at the other end of `stream`. With `tls`, only after a handshake
-/// with a server of that name; [`Wanted::tls`] must say so, too.
+/// Chooses an export of the server at the other end of `stream`. It sets up no TLS: with
+/// [`Wanted::tls`] it fails.
 ///
 /// # Errors
 ///
-/// The stream's, the server's refusals, and what it does against the protocol.
+/// Errors of the stream, the server's refusals, and violations of the protocol.
 pub async fn connect<S>(
     mut stream: S,
     wanted: Wanted,
@@ -146,11 +145,11 @@ where
     }
 }
 
-/// As [`connect`], by TLS with the server `host`.
+/// As [`connect`], but with TLS to the server `host`.
 ///
 /// # Errors
 ///
-/// As there, and those of TLS.
+/// As for [`connect`], and those of TLS.
 pub async fn connect_tls<S>(
     stream: S,
     name: String,
@@ -165,8 +164,8 @@ where
     Ok(ready(stream, session, input))
 }
 
-/// Asks what the export `name` is and does not choose it: nothing changes at the server. With TLS,
-/// only after a handshake with a server of that name.
+/// Asks about the export `name` without choosing it: nothing changes at the server. With `tls`,
+/// it asks only after a TLS handshake with a server of that name.
 ///
 /// # Errors
 ///
@@ -191,7 +190,7 @@ where
 const UNWANTED_TLS: ProtocolError =
     ProtocolError::Broken("TLS is wanted, but no TLS client is configured");
 
-/// Talks by TLS until there is a session.
+/// Negotiates, with TLS, until there is a session.
 async fn talk_tls<S>(
     mut stream: S,
     mut dialogue: Dialogue,
@@ -213,7 +212,7 @@ where
     Ok((stream, session, input))
 }
 
-/// Talks until there is a session, or TLS is next.
+/// Negotiates until there is a session, or until TLS is the next step.
 async fn talk(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     dialogue: &mut Dialogue,
@@ -249,7 +248,7 @@ fn ready<S>(stream: S, session: Session, input: Incoming) -> (Client, Connection
 }
 
 impl Client {
-    /// What was agreed on.
+    /// The result of the negotiation.
     #[must_use]
     pub fn session(&self) -> &Session {
         &self.session
@@ -259,7 +258,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The server's, and those of the connection.
+    /// The server's errors, and those of the connection.
     pub async fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, ClientError> {
         match self.ask(Command::Read, 0, (offset, length), &[]).await? {
             Brought::Data(data) => Ok(data),
@@ -267,7 +266,7 @@ impl Client {
         }
     }
 
-    /// Writes.
+    /// Writes `data` at `offset`.
     ///
     /// # Errors
     ///
@@ -277,7 +276,7 @@ impl Client {
         self.ask(Command::Write, 0, (offset, length), data).await.map(|_| ())
     }
 
-    /// Does something else: `command` with `flags` to `length` bytes at `offset`.
+    /// Sends another `command`, with `flags`, for `length` bytes at `offset`.
     ///
     /// # Errors
     ///
@@ -292,7 +291,7 @@ impl Client {
         self.ask(command, flags, (offset, length), &[]).await.map(|_| ())
     }
 
-    /// Asks which parts of a range hold nothing.
+    /// Asks which parts of a range are holes.
     ///
     /// # Errors
     ///
@@ -304,13 +303,13 @@ impl Client {
         }
     }
 
-    /// So many requests are not answered yet.
+    /// Number of requests that are not answered yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.shared.state().in_flight.len()
     }
 
-    /// For how long the server owes answers and has given none.
+    /// How long the server has owed answers without giving one.
     #[must_use]
     pub fn silent_for(&self) -> Duration {
         self.shared.state().owes_since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -331,7 +330,7 @@ impl Client {
             }
             let reads = if command == Command::Read { length as usize } else { 0 };
             let bytes = reads + data.len();
-            // A server may answer what it has not taken.
+            // A server may answer a request whose data it has not read.
             let owes = state.owed.max(state.out.len() + state.sending);
             if owes > 0 && owes + bytes > MOST_OWED {
                 return Err(ClientError::Owes(owes));
@@ -352,8 +351,8 @@ impl Client {
 const ODD_KIND: ProtocolError = ProtocolError::Broken("a reply is of another kind than asked for");
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    /// Carries requests and replies until the connection ends. Whoever waits then, and whoever asks
-    /// afterwards, is told why.
+    /// Carries requests and replies until the connection ends. Callers that wait then, and later
+    /// ones, get the reason as their error.
     pub async fn run(mut self) -> ClientError {
         let error = poll_fn(|context| {
             self.shared.waker.register(context.waker());
@@ -367,7 +366,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         error
     }
 
-    /// Does what can be done without waiting.
+    /// Does everything that needs no waiting.
     fn pass(&mut self, context: &mut Context<'_>) -> Result<(), ClientError> {
         loop {
             self.send(context)?;
@@ -411,7 +410,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             state.owes_since = (!state.in_flight.is_empty()).then(Instant::now);
             if let Some(Waiting { sender, bytes }) = state.waiting.remove(&finished.cookie) {
                 state.owed -= bytes;
-                // Whoever asked may have given up.
+                // The caller may have given up.
                 let _ = sender.send(finished.result.map_err(ClientError::from));
             }
         }

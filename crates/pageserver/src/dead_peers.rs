@@ -1,24 +1,24 @@
-//! Connections whose other end has gone without a word: a host that lost its power, a cable that
-//! was cut.
+//! Detects connections whose peer has vanished without closing them: a host that lost power, a
+//! cable that was cut.
 //!
-//! Without this the kernel keeps such a connection for hours. A repository would keep the slabs of
-//! a client that is no more, and a client would wait for a repository that is no more.
+//! Without this the kernel keeps such a connection for hours. A repository would keep the slabs
+//! of a dead client, and a client would wait for a dead repository.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// Nothing was heard for so long: ask.
+/// Idle time after which the kernel sends the first keepalive probe.
 const IDLE: Duration = Duration::from_secs(5);
-/// And again, so often, so many times.
+/// Interval between further probes, and their number.
 const AGAIN: Duration = Duration::from_secs(2);
 const TIMES: u32 = 3;
-/// So long may what was sent be without an acknowledgement.
+/// Longest time that sent data may stay unacknowledged.
 pub(crate) const LATEST: Duration = Duration::from_secs(10);
 
-/// Has the kernel end a TCP connection soon after its other end has died. Where a kernel does not
-/// know one of the ways, the others are left.
+/// Makes the kernel end a TCP connection soon after its peer has died. If a kernel does not
+/// support one of these options, the others still apply.
 pub(crate) fn notice(stream: &impl AsFd) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, IDLE);

@@ -1,46 +1,47 @@
-//! A layer of the stack that an export is made of.
+//! A layer of the stack behind an export.
 //!
-//! Each layer is one file in [`crate::layers`] and does one thing; most of them pass on to the one
-//! below. Most requests are answered at once, out of memory, and a server that has a million of
-//! them a second can afford no allocation for each. So a layer answers [`Answer::Now`] where it
-//! can, and with a future where it has to wait.
+//! Each layer is one file in [`crate::layers`] and does one thing. Most layers forward to the one
+//! below. Most requests are answered at once, from memory. A server that handles a million of
+//! them a second cannot afford an allocation for each. So a layer returns [`Answer::Now`] where
+//! it can, and a future where it has to wait.
 
 use futures_util::future::BoxFuture;
 
 use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
 
-/// What a layer answers to a request that brings no data.
+/// A layer's answer to a request that returns no data.
 pub enum Answer<'a> {
-    /// It is done, or has failed.
+    /// The request is done, or has failed.
     Now(Result<(), Errno>),
-    /// It takes a while.
+    /// The request takes a while.
     Later(BoxFuture<'a, Result<(), Errno>>),
 }
 
-/// What a layer answers to a read.
+/// A layer's answer to a read.
 pub enum Read<'a> {
-    /// What was read lies where it was wanted, or it has failed.
+    /// The data is in the caller's buffer, or the read has failed.
     Now(Result<(), Errno>),
-    /// It takes a while, and brings all that was asked for.
+    /// The read takes a while; the future returns all data that was asked for.
     Later(BoxFuture<'a, Result<Vec<u8>, Errno>>),
 }
 
-/// What zeros are to be.
+/// How a range is to be zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeros {
-    /// The content is not needed any more: zeros, or what was there before.
+    /// The content is not needed any more: later reads return zeros or the old content.
     Trim,
-    /// Zeros are read from now on.
+    /// Later reads return zeros.
     Write,
 }
 
-/// A layer. Offsets and lengths are in bytes, and lie within its size: who calls has checked that.
+/// A layer. Offsets and lengths are in bytes and lie within its size; the caller has checked
+/// that.
 pub trait Layer: Send + Sync {
     /// Its size in bytes.
     fn size(&self) -> u64;
 
-    /// What it is, and what it stands on: `count over file /var/lib/swap`.
+    /// The layer and those below it, in words: `count over file /var/lib/swap`.
     fn describe(&self) -> String;
 
     /// Offsets and lengths are multiples of this, in bytes; a power of two.
@@ -48,21 +49,21 @@ pub trait Layer: Send + Sync {
         1
     }
 
-    /// Reads `into.len()` bytes. What `into` holds is of no meaning unless the answer is
+    /// Reads `into.len()` bytes. The content of `into` is valid only if the answer is
     /// `Now(Ok(()))`.
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a>;
 
-    /// Writes.
+    /// Writes `data` at `offset`.
     fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a>;
 
-    /// Writes zeros, or gives up.
+    /// Zeroes a range, or discards it.
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_>;
 
-    /// Puts everything that was answered on stable storage, if there is any.
+    /// Writes everything that was answered so far to stable storage, if the layer has any.
     fn flush(&self) -> Answer<'_>;
 
-    /// What is known of a range: extents in their order, which cover a part of it that begins at
-    /// its begin, and is not empty.
+    /// The known extents of a range, in order. They start at `offset`, and cover a part of the
+    /// range that is not empty.
     fn extents(&self, _offset: u64, length: u32) -> Vec<Extent> {
         vec![Extent { length, is_hole: false }]
     }
@@ -73,7 +74,7 @@ impl Answer<'_> {
     ///
     /// # Errors
     ///
-    /// The layer's.
+    /// Errors of the layer.
     pub async fn result(self) -> Result<(), Errno> {
         match self {
             Answer::Now(result) => result,
@@ -82,11 +83,11 @@ impl Answer<'_> {
     }
 }
 
-/// Waits for what `layer` reads.
+/// Waits for the data that `layer` reads.
 ///
 /// # Errors
 ///
-/// The layer's.
+/// Errors of the layer.
 pub async fn read(layer: &dyn Layer, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
     let mut data = vec![0; length];
     let answer = layer.read(offset, &mut data);

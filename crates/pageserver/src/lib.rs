@@ -1,7 +1,8 @@
 //! The page server: NBD on both sides.
 //!
-//! A VM's disks are exports of its group's worker. What an export is made of is a stack of
-//! [`layer`]s; the protocol ([`nbd`]) knows nothing of sockets, and the sockets nothing of layers.
+//! A VM's disks are exports of its group's `overbook disks` process. Each export is backed by a
+//! stack of [`layer`]s. The protocol ([`nbd`]) knows nothing of sockets, and the sockets nothing
+//! of layers.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -9,12 +10,12 @@
 //! | [`server`] | listens and negotiates |
 //! | [`places`] | who may connect, and how often |
 //! | [`serve`] | requests of one connection, many at a time |
-//! | [`budget`] | what all connections of a process may hold |
-//! | [`client`] | asks things of another server |
+//! | [`budget`] | memory that all connections of a process may hold |
+//! | [`client`] | sends requests to another server |
 //! | [`repository`] | memory that hosts lend each other |
-//! | [`trial`] | what is wrong with a repository |
+//! | [`trial`] | checks a repository for errors |
 //! | [`tls`] | certificates on both sides |
-//! | [`layer`] | what all layers can do |
+//! | [`layer`] | the interface of all layers |
 //! | [`layers`] | one file each |
 
 pub mod budget;

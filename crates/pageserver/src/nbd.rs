@@ -1,16 +1,16 @@
 //! The NBD protocol without sockets: bytes in, bytes out.
 //!
-//! After the protocol's document (`doc/proto.md` of the NBD project): fixed newstyle negotiation,
-//! STARTTLS, structured replies, block status. What the other side says is checked here: lengths
-//! are limited before anything is reserved for them, and what breaks the protocol ends the
-//! connection.
+//! It follows the protocol's document (`doc/proto.md` of the NBD project): fixed newstyle
+//! negotiation, STARTTLS, structured replies, block status. This module checks everything that
+//! the peer sends: lengths are limited before memory is reserved for them, and a violation of the
+//! protocol ends the connection.
 //!
-//! * [`wire`]: the numbers, and how they lie in bytes;
+//! * [`wire`]: the protocol's numbers, and their encoding in bytes;
 //! * [`negotiation`]: the server's side until an export is chosen;
-//! * [`request`]: what a client may ask of an export, on both sides;
-//! * [`reply`]: how a server answers;
+//! * [`request`]: a client's requests to an export, on both sides;
+//! * [`reply`]: a server's replies;
 //! * [`dialogue`]: the client's side until it has its export;
-//! * [`in_flight`]: what a client has asked for, and the replies to that.
+//! * [`in_flight`]: a client's requests in flight, and the replies to them.
 
 pub mod dialogue;
 pub mod in_flight;
@@ -19,50 +19,50 @@ pub mod reply;
 pub mod request;
 pub mod wire;
 
-/// The other side breaks the protocol: the connection ends.
+/// The peer violates the protocol: the connection ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// A number that is the same in every message is another one.
+    /// A magic number is wrong.
     #[error("{what} begins with 0x{found:x}, not with 0x{expected:x}")]
     Magic {
-        /// What was to come.
+        /// The message that was expected.
         what: &'static str,
-        /// What it should begin with.
+        /// Its magic number.
         expected: u64,
-        /// What it begins with.
+        /// The number that was found.
         found: u64,
     },
-    /// Something is longer than allowed.
+    /// A message is longer than allowed.
     #[error("{what} is {length} bytes long; at most {most} are allowed")]
     TooLong {
-        /// What it is.
+        /// The message.
         what: &'static str,
         /// Its length in bytes.
         length: u64,
         /// The limit.
         most: u64,
     },
-    /// Something is against the protocol.
+    /// Something else violates the protocol.
     #[error("{0}")]
     Broken(&'static str),
-    /// The server refuses what the client asked for.
+    /// The server refuses a request of the client.
     #[error("the server refuses {what}: {why}")]
     Refused {
-        /// What was asked for.
+        /// The request.
         what: Asked,
-        /// The error's number ([`wire::option_reply`]).
+        /// Number of the error ([`wire::option_reply`]).
         kind: u32,
-        /// Its name of the error, and its words.
+        /// Name of the error, and the server's own words.
         why: String,
     },
 }
 
-/// What a client asks a server for before there are requests.
+/// A client's request to a server during the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// To go on by TLS.
+    /// To continue with TLS.
     Tls,
-    /// An export.
+    /// To get an export.
     Export,
 }
 
@@ -75,7 +75,7 @@ impl std::fmt::Display for Asked {
     }
 }
 
-/// Why an operation on an export fails: the errors that the protocol knows.
+/// Errors that an operation on an export can return: those that the protocol defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u32)]
 pub enum Errno {
@@ -85,10 +85,10 @@ pub enum Errno {
     /// The data cannot be read or written.
     #[error("input/output error")]
     Io = 5,
-    /// There is no memory for it.
+    /// Memory is short.
     #[error("cannot allocate memory")]
     NoMemory = 12,
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("invalid argument")]
     Invalid = 22,
     /// There is no room, or the range lies beyond the end.
@@ -106,7 +106,8 @@ pub enum Errno {
 }
 
 impl Errno {
-    /// The error of this number. Others stand for [`Errno::Invalid`], as the protocol demands.
+    /// The error of this number. Unknown numbers become [`Errno::Invalid`], as the protocol
+    /// demands.
     #[must_use]
     pub fn of(number: u32) -> Self {
         [

@@ -1,14 +1,15 @@
 //! The connections of a server, and how many each client may have.
 //!
-//! Problem: any client that can reach a server can connect, and say nothing. Idea: a connection
-//! that has not shown who its client is has one of a few places, and loses it to a newcomer when
-//! these are taken: first the oldest one of the newcomer's own address or process goes, else the
-//! oldest one of whichever has most. So silent clients shut out none that speaks at once. Beyond
-//! that each client, by its certificate, user or address, has a bounded number of places.
+//! Problem: any client that can reach a server can connect and send nothing. Idea: a connection
+//! that has not identified its client has one of a few places. When these are taken, it loses its
+//! place to a newcomer. The oldest connection of the newcomer's own address or process goes
+//! first, or else the oldest one of the origin with the most places. So silent clients do not
+//! keep out a client that speaks at once. In addition, each client, by its certificate, user or
+//! address, has a bounded number of places.
 //!
-//! A disk of a VM belongs to one process at a time ([`Owner`]). QEMU makes a new connection when it
-//! has given up the other, which may still wait for the disk; so a process has a few, and loses the
-//! oldest to one more.
+//! A disk of a VM belongs to one process at a time ([`Owner`]). QEMU opens a new connection when
+//! it has given up the old one, which may still wait for the disk. So a process may have a few
+//! connections, and loses the oldest one when it opens one more.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
@@ -20,26 +21,26 @@ use tokio::sync::Notify;
 use crate::budget::{Account, Budget};
 use crate::server::{Limits, Who};
 
-/// Connections of one process to its disk: QEMU has one, `nbdcopy` four.
+/// Connections that one process may have to its disk: QEMU has one, `nbdcopy` four.
 pub(crate) const OF_PROCESS: usize = 4;
 
 /// The owner of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Only processes of this user, and of root, are served.
+    /// Only processes of this user and of root are served.
     pub user: u32,
-    /// Processes that are served at a time.
+    /// Number of processes that are served at a time.
     pub processes: usize,
 }
 
-/// A process that has connected. It is known by a descriptor, for `/proc` may hide it from us.
+/// A process that has connected. A pidfd identifies it, because `/proc` may hide it from us.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: u32,
     pidfd: OwnedFd,
 }
 
-/// A connection's place.
+/// Place of a connection.
 #[derive(Debug)]
 pub(crate) struct Place {
     number: u64,
@@ -48,20 +49,20 @@ pub(crate) struct Place {
     end: Notify,
 }
 
-/// One connection, as all of them are kept.
+/// Entry of one connection in the table of places.
 #[derive(Debug)]
 struct Taken {
     place: Arc<Place>,
     who: Who,
-    /// It has shown who it is, and what it wants.
+    /// Whether the client has shown a certificate or asked for an export.
     is_known: bool,
 }
 
-/// Where a connection comes from: an address, or a process of a user.
+/// Origin of a connection: an address, or a process of a user.
 type Origin = (Who, Option<u32>);
 
 impl Process {
-    /// The process that has this number now; `None`: there is none.
+    /// The process that has this PID now; `None`: there is none.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let pidfd = open_pidfd(pid).ok()?;
         Some(Self { pid, pidfd })
@@ -90,11 +91,11 @@ pub(crate) struct Places {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// In the order in which they came.
+    /// In order of arrival.
     taken: Vec<Taken>,
 }
 
-/// Gives the place back.
+/// Gives the place back when dropped.
 pub(crate) struct Guard<'a> {
     places: &'a Places,
     pub(crate) place: Arc<Place>,
@@ -105,8 +106,7 @@ impl Places {
         Self { limits, owner, budget, state: Mutex::default() }
     }
 
-    /// A place for a connection that has just come; `None`: there is none for it, whatever it
-    /// wants.
+    /// A place for a new connection; `None`: the connection cannot be served, for any export.
     pub(crate) fn enter(&self, who: &Who, process: Option<Process>) -> Option<Guard<'_>> {
         if let (Some(owner), Who::User(user)) = (self.owner, who)
             && *user != owner.user
@@ -116,7 +116,7 @@ impl Places {
         }
         let who = who.origin();
         let mut state = self.state();
-        // A client that comes by TLS is known later, by another name.
+        // A client with TLS is identified later, by another name.
         if state.known().count() >= self.limits.connections {
             return None;
         }
@@ -141,11 +141,11 @@ impl Places {
         Some(Guard { places: self, place })
     }
 
-    /// The connection is `who`'s. Asked again, nothing changes.
+    /// Identifies the client of a connection as `who`. A second call changes nothing.
     ///
     /// # Errors
     ///
-    /// Why it may not go on.
+    /// Why the connection has to end.
     pub(crate) fn know(&self, place: &Place, who: &Who) -> Result<(), String> {
         let mut state = self.state();
         let Some(own) = state.taken.iter().position(|t| t.place.number == place.number) else {
@@ -169,7 +169,7 @@ impl Places {
         Ok(())
     }
 
-    /// Ends connections whose clients are stuck and hold what others need.
+    /// Ends connections whose clients are stuck and that hold memory which others need.
     pub(crate) fn end_stuck(&self) {
         for taken in self.state().taken.iter().filter(|taken| taken.place.account.is_stuck()) {
             taken.place.end.notify_one();
@@ -199,13 +199,14 @@ impl State {
         origins.max_by_key(|origin| self.unknown().filter(|taken| taken.is_of(origin)).count())
     }
 
-    /// Makes this a connection of the process that has the export, if there is none or it is that.
+    /// Admits the connection if the export has a free process slot, or this process already has
+    /// one.
     fn admit(&mut self, place: &Place, owner: Owner) -> Result<(), String> {
         let (mut own, mut ended, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for taken in self.known().filter(|taken| taken.place.number != place.number) {
             let (number, pid) = (taken.place.number, taken.place.pid());
             match &taken.place.process {
-                // Its number may be another one's by now.
+                // The PID may belong to another process by now.
                 Some(process) if process.has_ended() => ended.push(number),
                 Some(_) if pid == place.pid() => own.push(number),
                 Some(_) if others.contains(&pid) => {}
@@ -233,7 +234,7 @@ impl Place {
         self.process.as_ref().map(|process| process.pid)
     }
 
-    /// Waits until another one has the place, or needs what it holds.
+    /// Waits until the connection loses its place, or has to give up its memory.
     pub(crate) async fn ended(&self) {
         self.end.notified().await;
     }
@@ -247,7 +248,8 @@ impl Drop for Guard<'_> {
 }
 
 impl Who {
-    /// As it is counted: of an IPv6 address only the network, for a host has all of one.
+    /// The key by which a client is counted. It contains only the network of an IPv6 address,
+    /// because one host owns all addresses of its network.
     fn origin(&self) -> Self {
         match self {
             Self::Address(address) => Self::Address(match address.to_canonical() {
@@ -295,7 +297,7 @@ mod tests {
         let newest = enter("fd00::2");
         assert!(has_ended(&first[1]), "the busiest address loses one");
         assert!(!has_ended(&third) && !others.iter().any(has_ended));
-        // The same network.
+        // The address is in the same network.
         drop(enter("fd00::3"));
         assert!(has_ended(&others[1]) && !has_ended(&newest));
         assert!(places.know(&others[1].place, &Who::Anybody).is_err());

@@ -1,17 +1,17 @@
 //! A repository: pinned memory that hosts lend each other for swapped pages (Overdriver §4.4.2).
 //!
 //! All of the memory is pinned when the repository starts, in slabs. A client that chooses the
-//! export `lease/N` is given at most N slabs for itself, as a new export whose name is a
-//! capability: 32 random bytes, which the server tells that client alone
-//! (`NBD_INFO_NAME`). Without that name the slabs can be neither read nor written nor found. The
-//! lease ends with the last connection that has it. Its slabs are zeroed before anybody else has
-//! them; whoever wants slabs meanwhile, and more than are free, is to come again.
+//! export `lease/N` gets at most N slabs for itself, as a new export whose name is a capability:
+//! 32 random bytes, which the server tells only that client (`NBD_INFO_NAME`). Without that name
+//! the slabs can be neither found, read nor written. The lease ends with the last connection that
+//! uses it. Its slabs are zeroed before another client gets them. A client that asks meanwhile
+//! for more slabs than are free has to retry.
 //!
-//! A client is the host that a certificate names, or a user of this host ([`Who`]). However many
-//! leases it has, all of them together are no more than its quota.
+//! A client is the host that a certificate names, or a user of this host ([`Who`]). A quota
+//! limits the total of all its leases.
 //!
-//! What a host keeps here it can lose at any moment, and must have elsewhere. Where there is time,
-//! it is given notice: what it writes to such a slab is refused (`ENOSPC`), and what lies there can
+//! A host can lose its pages here at any moment, and must have them elsewhere as well. If time
+//! permits, a slab is given notice first: writes to it are refused (`ENOSPC`), and its pages can
 //! be read for a while.
 
 use std::collections::HashMap;
@@ -28,38 +28,38 @@ use crate::nbd::reply::Extent;
 use crate::nbd::request::Export;
 use crate::server::{Catalogue, Opened, Who, of_layer};
 
-/// What the name of an export begins with that is a new lease.
+/// Prefix of the name of an export that creates a lease.
 pub const LEASE: &str = "lease/";
-/// The export that only tells how much a lease would get now: nobody can have it.
+/// The export that only tells how much a lease would get now. It cannot be opened.
 pub const ROOM: &str = "lease/0";
 
-/// What a repository lends.
+/// A repository and its counters.
 pub struct Repository {
     shared: Arc<Shared>,
-    /// All that there are, as long as the host does not need them.
+    /// Total number of slabs, as long as the host needs none of them back.
     all: usize,
-    /// Most slabs of one client.
+    /// Maximum number of slabs of one client.
     most: usize,
-    /// Leases that there was no room for, or no quota.
+    /// Leases that were refused for lack of slabs or quota.
     refused: AtomicU64,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// To whom slabs go that are to be zeroed.
+    /// Sends slabs to the thread that zeroes them.
     used: mpsc::Sender<Vec<Slab>>,
 }
 
 #[derive(Default)]
 struct State {
     free: Vec<Slab>,
-    /// So many are being zeroed.
+    /// Number of slabs that are being zeroed.
     used: usize,
-    /// By capability.
+    /// Keyed by capability.
     leases: HashMap<String, Arc<Lease>>,
 }
 
-/// Slabs that somebody has.
+/// Slabs that a client has leased.
 struct Lease {
     who: Who,
     memory: Memory,
@@ -68,46 +68,46 @@ struct Lease {
     writes: AtomicU64,
 }
 
-/// What a client has, all its leases together.
+/// All leases of a client together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Client {
-    /// Leases.
+    /// Number of leases.
     pub leases: usize,
-    /// Slabs.
+    /// Number of slabs.
     pub slabs: usize,
-    /// Reads of what it has now.
+    /// Reads of the present leases.
     pub reads: u64,
-    /// Writes to it.
+    /// Writes to the present leases.
     pub writes: u64,
 }
 
-/// A lease, as a connection has it.
+/// A lease as one connection uses it.
 struct Attached {
     lease: Arc<Lease>,
     capability: String,
     shared: Weak<Shared>,
 }
 
-/// What a repository has lent.
+/// Summary of the slabs of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lent {
-    /// Slabs that nobody has.
+    /// Slabs that are free.
     pub free: usize,
-    /// Slabs that somebody has.
+    /// Slabs that are leased.
     pub lent: usize,
-    /// Those of them of which there was notice.
+    /// Leased slabs that have notice.
     pub leaving: usize,
-    /// Leases.
+    /// Number of leases.
     pub leases: usize,
 }
 
 impl Repository {
-    /// Pins memory for so many slabs, of which one client has no more than `most`.
+    /// Pins memory for `slabs` slabs; one client gets at most `most` of them.
     ///
     /// # Errors
     ///
-    /// There is no such memory, or it may not be pinned (`RLIMIT_MEMLOCK`), or there can be no
-    /// thread.
+    /// The memory is not available, it may not be pinned (`RLIMIT_MEMLOCK`), or the thread cannot
+    /// be started.
     pub fn new(slabs: usize, most: usize) -> io::Result<Self> {
         let free: io::Result<Vec<_>> = (0..slabs).map(|_| pinned()).collect();
         let (used, dirty) = mpsc::channel::<Vec<Slab>>();
@@ -127,7 +127,7 @@ impl Repository {
         Ok(Self { shared, all: slabs, most, refused: AtomicU64::new(0) })
     }
 
-    /// What is lent at the moment.
+    /// The present state of the slabs.
     #[must_use]
     pub fn lent(&self) -> Lent {
         let state = self.shared.state();
@@ -136,7 +136,7 @@ impl Repository {
         Lent { free: state.free.len(), lent, leaving, leases: state.leases.len() }
     }
 
-    /// Who has what.
+    /// Leases of each client.
     #[must_use]
     pub fn clients(&self) -> HashMap<Who, Client> {
         let mut clients: HashMap<Who, Client> = HashMap::new();
@@ -150,14 +150,14 @@ impl Repository {
         clients
     }
 
-    /// So many times somebody was given no lease: nothing was free, or he had all that he may.
+    /// Number of refused leases: no slab was free, or the client had used up its quota.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
     /// Gives up to `slabs` slabs back to the host: free ones first, then the last ones of the
-    /// largest leases. Answers how many it were.
+    /// largest leases. Returns their number.
     pub fn take_back(&self, slabs: usize) -> usize {
         let mut taken = Vec::new();
         let mut state = self.shared.state();
@@ -171,8 +171,8 @@ impl Repository {
         give_back(taken)
     }
 
-    /// Gives up to `slabs` slabs back to the host: free ones at once; of the last ones of the
-    /// largest leases it gives notice. Answers how many it were in all.
+    /// Gives up to `slabs` slabs back to the host: free ones at once. It gives notice to the last
+    /// ones of the largest leases. Returns the number of both together.
     pub fn give_notice(&self, slabs: usize) -> usize {
         let mut taken = Vec::new();
         let mut state = self.shared.state();
@@ -191,7 +191,7 @@ impl Repository {
         done
     }
 
-    /// Gives back to the host all slabs of which there was notice; answers how many it were.
+    /// Gives all slabs that have notice back to the host; returns their number.
     pub fn take_back_noticed(&self) -> usize {
         let state = self.shared.state();
         let taken: Vec<_> = state.leases.values().flat_map(|l| l.memory.take_noticed()).collect();
@@ -199,12 +199,12 @@ impl Repository {
         give_back(taken)
     }
 
-    /// Pins one more slab, if there are fewer than in the beginning; answers whether it did.
+    /// Pins one more slab if some were given back before; returns whether it did.
     pub fn pin_one(&self) -> bool {
         if self.shared.state().all() >= self.all {
             return false;
         }
-        // It takes a while, and who asks for a lease does not wait for it.
+        // Pinning takes a while; clients that ask for a lease must not wait for it.
         let Ok(slab) = pinned() else { return false };
         let mut state = self.shared.state();
         let is_missing = state.all() < self.all;
@@ -225,7 +225,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the lease unless a connection has it.
+    /// Ends the lease unless a connection uses it.
     fn end_if_left(&self, capability: &str) {
         let mut state = self.state();
         let is_left = |lease: &Arc<Lease>| lease.connections.load(Ordering::SeqCst) == 0;
@@ -235,7 +235,7 @@ impl Shared {
             let slabs = lease.memory.take_all();
             state.used += slabs.len();
             drop(state);
-            // Without the thread that zeroes them nobody has them any more.
+            // If the zeroing thread is gone, the slabs are freed here.
             let _ = self.used.send(slabs);
         }
     }
@@ -293,30 +293,30 @@ impl Catalogue for Repository {
 }
 
 impl State {
-    /// So many slabs are pinned.
+    /// Number of slabs that are pinned.
     fn all(&self) -> usize {
         self.free.len() + self.used + self.lent()
     }
 
-    /// So many slabs somebody has.
+    /// Number of slabs that are leased.
     fn lent(&self) -> usize {
         self.leases.values().map(|lease| lease.memory.there()).sum()
     }
 
-    /// So many slabs this client has.
+    /// Number of slabs that this client has leased.
     fn lent_to(&self, who: &Who) -> usize {
         let own = self.leases.values().filter(|lease| lease.who == *who);
         own.map(|lease| lease.memory.there()).sum()
     }
 
-    /// Takes up to so many slabs that nobody has.
+    /// Takes up to `slabs` of the free slabs.
     fn take_free(&mut self, slabs: usize, taken: &mut Vec<Slab>) {
         taken.extend(self.free.drain(self.free.len().saturating_sub(slabs)..));
     }
 }
 
-/// Gives slabs back to the host; answers how many it were. It takes a while, so nobody is to wait
-/// for a lock meanwhile.
+/// Gives slabs back to the host by dropping them; returns their number. This takes a while, so
+/// the caller must not hold a lock.
 fn give_back(slabs: Vec<Slab>) -> usize {
     slabs.len()
 }
@@ -328,7 +328,7 @@ fn pinned() -> io::Result<Slab> {
     Ok(slab)
 }
 
-/// 32 random bytes, in hexadecimal digits; `None`: the kernel has none.
+/// 32 random bytes, in hexadecimal digits; `None`: the kernel has no random numbers.
 fn capability() -> Option<String> {
     let mut bytes = [0; 32];
     SystemRandom::new().fill(&mut bytes).ok()?;

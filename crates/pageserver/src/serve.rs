@@ -1,13 +1,15 @@
 //! One connection after its negotiation: requests in, replies out.
 //!
-//! Problem: a request for a page takes less time than a system call. Idea: one pass reads all that
-//! has come, answers it in order into one buffer, and writes that at once. So sixty-four requests
-//! take two system calls and one wake-up. What a layer cannot answer at once is kept beside and
-//! answered when it is done, in whatever order: cookies tell which is which.
+//! Problem: a request for a page takes less time than a system call. Idea: one pass reads all
+//! requests that have arrived, answers them in order into one buffer, and sends that buffer at
+//! once. So sixty-four requests cost two system calls and one wake-up. Requests that a layer
+//! cannot answer at once are kept in a separate set and answered when they are done, in any
+//! order: cookies match replies to requests.
 //!
-//! Bounds: a request that is longer than a piece is [`divided`]. A client that does not read its
-//! replies is not read from either. All that is under way, or waits to be sent, is counted in the
-//! process' [`Budget`](crate::budget::Budget) before it is allocated, except one piece of each.
+//! Bounds: a request that is longer than a piece is [`divided`]. While a client does not read its
+//! replies, no requests are read from it. All data in flight or waiting to be sent is charged to
+//! the process' [`Budget`](crate::budget::Budget) before it is allocated, except one piece of
+//! each.
 
 mod divided;
 mod out;
@@ -34,11 +36,12 @@ use divided::{Dividing, Piece, Wholes, is_chunked};
 use out::Out;
 use patience::Patience;
 
-/// How often more is received before replies to what was received are sent.
+/// Number of receives before the replies to the received requests are sent.
 const MOST_RECEIVED: u32 = 4;
-/// Requests and pieces that are under way.
+/// Maximum number of requests and pieces in flight.
 const MOST_LATER: usize = 256;
-/// Bytes that these hold: QEMU has sixteen requests under way, of 1 MiB each at most.
+/// Maximum number of bytes that these hold: QEMU has sixteen requests in flight, of at most 1 MiB
+/// each.
 const MOST_HELD: usize = 16 << 20;
 
 /// Why a connection ended.
@@ -47,22 +50,22 @@ pub enum ServeError {
     /// The socket failed.
     #[error("connection: {0}")]
     Io(#[from] io::Error),
-    /// The client breaks the protocol.
+    /// The client violates the protocol.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
-    /// A part of what was read is sent, the rest cannot be read, and no word of the protocol says
-    /// so.
+    /// A part of the data of a read was sent and the rest cannot be read; the protocol has no way
+    /// to tell the client.
     #[error("a read failed after a part of it was sent: {0}")]
     Torn(Errno),
 }
 
-/// What came of a request that took a while.
+/// Result of a request that took a while.
 enum Late {
     Read(Result<Vec<u8>, Errno>),
     Other(Result<(), Errno>),
 }
 
-/// A request or a piece that took a while, and what came of it.
+/// A request or a piece that takes a while, and its result.
 type Later<'a> = BoxFuture<'a, (Piece, Late)>;
 
 struct Connection<'a, S> {
@@ -73,26 +76,26 @@ struct Connection<'a, S> {
     input: Incoming,
     out: Out,
     later: FuturesUnordered<Later<'a>>,
-    /// The bytes that these hold.
+    /// Bytes that the requests in `later` hold.
     held: Held,
-    /// The longest read among them, in bytes.
+    /// Longest read among them, in bytes.
     longest: usize,
     dividing: Option<Dividing>,
     wholes: Wholes,
-    /// The request at the front waits until something else has ended.
+    /// Whether the request at the front has to wait until another one has ended.
     is_held_up: bool,
-    /// The client takes no reply for now.
+    /// Whether the client takes no reply now.
     is_waiting: bool,
-    /// No more requests come: the client has said so, or closed its half.
+    /// No more requests will come: the client has said so, or has closed its side.
     is_over: bool,
     patience: Patience,
 }
 
-/// Serves requests until the client ends the connection. Memory held for it is on `account`.
+/// Serves requests until the client ends the connection. Its memory is counted in `account`.
 ///
 /// # Errors
 ///
-/// The socket's, and what the client does against the protocol.
+/// Errors of the socket, and violations of the protocol by the client.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     input: Incoming,
@@ -122,13 +125,13 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
-    /// Does what can be done without waiting. Ready: the connection has ended.
+    /// Does everything that needs no waiting. Ready: the connection has ended.
     fn pass(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ServeError>> {
         let mut received = 0;
         loop {
             self.gather(context)?;
             let has_answered = self.answer_all()?;
-            // What comes meanwhile is answered by the same write.
+            // Requests that arrive meanwhile are answered by the same write.
             let may_receive = received < MOST_RECEIVED;
             if may_receive && self.receive(context)? {
                 received += 1;
@@ -141,7 +144,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
             }
             if may_receive && !has_answered && !has_sent {
                 if self.later.is_empty() && self.patience.look_again() {
-                    // The runtime comes back to this task when it has looked at its sockets.
+                    // The runtime polls its sockets before it runs this task again.
                     let _ = pin!(tokio::task::yield_now()).poll(context);
                 }
                 return Poll::Pending;
@@ -149,7 +152,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
         }
     }
 
-    /// Sends replies. Answers whether any were sent.
+    /// Sends replies. Returns whether any were sent.
     fn send(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
         let mut has_sent = false;
         let stream = Pin::new(&mut self.stream);
@@ -164,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
         Ok(has_sent)
     }
 
-    /// Receives requests, if there is room for any. Answers whether any have come.
+    /// Receives requests, if there is room for any. Returns whether any have arrived.
     fn receive(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
         if self.is_over || self.is_held_up {
             return Ok(false);
@@ -181,7 +184,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
 }
 
 impl<'a, S> Connection<'a, S> {
-    /// Answers what has taken a while and is done.
+    /// Answers requests that took a while and are done.
     fn gather(&mut self, context: &mut Context<'_>) -> Result<(), ServeError> {
         while self.out.has_room(self.longest)
             && let Poll::Ready(Some((piece, late))) = Pin::new(&mut self.later).poll_next(context)
@@ -204,7 +207,7 @@ impl<'a, S> Connection<'a, S> {
         Ok(())
     }
 
-    /// Answers the requests that have come, as far as there is room. Answers whether there were
+    /// Answers the requests that have arrived while there is room. Returns whether there were
     /// any.
     fn answer_all(&mut self) -> Result<bool, ServeError> {
         let mut answered = false;
@@ -229,7 +232,7 @@ impl<'a, S> Connection<'a, S> {
                 break;
             }
             let checked = request.check(self.session.export, self.session.status);
-            // A request that makes no sense holds nothing.
+            // An invalid request holds no memory.
             let request = if checked.is_ok() { request } else { Request { length: 0, ..request } };
             if !self.has_room(&request) {
                 break;
@@ -242,7 +245,8 @@ impl<'a, S> Connection<'a, S> {
         Ok(answered)
     }
 
-    /// Whether it is to be divided: what brings data, and makes sense or has to be passed over.
+    /// Whether the request is to be divided. That is a write with a long payload, which must be
+    /// skipped even if the request is invalid, or a long valid read.
     fn is_long(&self, request: &Request) -> bool {
         if request.length as usize <= self.account.budget().piece() {
             return false;
@@ -251,8 +255,8 @@ impl<'a, S> Connection<'a, S> {
         request.payload() > 0 || matches!(checked, Ok(Command::Read))
     }
 
-    /// Hands pieces of the request that is being divided to the layer. Answers whether there were
-    /// any.
+    /// Passes pieces of the request that is being divided to the layer. Returns whether there
+    /// were any.
     fn divide(&mut self) -> Result<bool, ServeError> {
         let mut has_done = false;
         while let Some(dividing) = &mut self.dividing {
@@ -301,7 +305,8 @@ impl<'a, S> Connection<'a, S> {
         Ok(has_done)
     }
 
-    /// Whether there is room for what a request holds and brings: it is held from now on.
+    /// Whether there is room for the memory that a request holds and for its reply. If so, the
+    /// memory is taken.
     fn has_room(&mut self, request: &Request) -> bool {
         let holds = request.length_held();
         let brings = match request.command {
@@ -389,7 +394,7 @@ impl<'a, S> Connection<'a, S> {
         reply::block_status(&mut self.out.buffer, request.cookie, &extents);
     }
 
-    /// Takes the layer's answer to anything but a read that takes a while.
+    /// Handles the layer's answer to any request except a read that takes a while.
     fn done(&mut self, piece: Piece, answer: Answer<'a>) -> Result<(), ServeError> {
         match answer {
             Answer::Now(result) => {
@@ -407,13 +412,13 @@ impl<'a, S> Connection<'a, S> {
         self.later.push(Box::pin(async move { (piece, future.await) }));
     }
 
-    /// Answers what has ended; the data of a read that succeeded stand there already.
+    /// Answers a request that has ended; the data of a successful read is already in the buffer.
     fn ended(&mut self, piece: &Piece, result: Result<(), Errno>) -> Result<(), ServeError> {
         let request = &piece.request;
         let Some(number) = piece.of else {
             match (request.command, result) {
                 (Some(Command::Read), Ok(())) => {}
-                // A failure is told in the form that the request's success would have.
+                // An error is sent in the same form as the reply to a success.
                 (_, Err(errno)) => self.failed(request, errno),
                 (_, result) => reply::simple(&mut self.out.buffer, request.cookie, result),
             }
@@ -426,7 +431,7 @@ impl<'a, S> Connection<'a, S> {
         self.finish(number)
     }
 
-    /// Answers a request that was divided, if all of it has ended.
+    /// Answers a divided request if all its pieces have ended.
     fn finish(&mut self, number: u64) -> Result<(), ServeError> {
         let Some((request, result)) = self.wholes.finish(number) else { return Ok(()) };
         match (request.command, result) {
@@ -437,7 +442,7 @@ impl<'a, S> Connection<'a, S> {
                 }
             }
             (_, Ok(())) => {
-                // It holds nothing any more.
+                // The request holds no memory any more.
                 let request = Request { length: 0, ..request };
                 let layer = self.layer;
                 let done = if request.has(FUA) { layer.flush() } else { Answer::Now(Ok(())) };
@@ -447,8 +452,8 @@ impl<'a, S> Connection<'a, S> {
         Ok(())
     }
 
-    /// Appends what stands before the data of a read. Answers whether the one header of a read that
-    /// is divided stood there already.
+    /// Appends the header of a read's data. Returns whether the single header of a divided read
+    /// was already there.
     fn before_data(&mut self, piece: &Piece) -> bool {
         let Request { cookie, offset, length, .. } = piece.request;
         let (out, structured) = (&mut self.out.buffer, self.session.structured);
@@ -474,14 +479,14 @@ impl<'a, S> Connection<'a, S> {
 }
 
 impl Request {
-    /// What it holds while it is under way, in bytes.
+    /// Memory that the request holds while it is in flight, in bytes.
     fn length_held(&self) -> usize {
         let brings = matches!(self.command, Some(Command::Read | Command::Write));
         if brings { self.length as usize } else { 0 }
     }
 }
 
-/// What was answered is on stable storage, too.
+/// Flushes the layer after `done`, so that the request's data is on stable storage.
 fn then_flush<'a>(layer: &'a dyn Layer, done: Answer<'a>) -> Answer<'a> {
     match done {
         Answer::Now(Ok(())) => layer.flush(),

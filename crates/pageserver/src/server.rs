@@ -1,8 +1,8 @@
 //! A server of exports: listens, negotiates, serves.
 //!
-//! Everybody may connect, so nothing is given before a client has shown that it may: what a
-//! connection holds before is small, its negotiation has a deadline, TLS included, and its place is
-//! another one's as soon as that is needed ([`places`](crate::places)).
+//! Every client may connect, so a connection gets little before its client has identified itself.
+//! Its memory is small until then, its negotiation has a deadline that includes TLS, and it loses
+//! its place as soon as another connection needs it ([`places`](crate::places)).
 
 use std::fmt;
 use std::future::poll_fn;
@@ -28,36 +28,38 @@ use crate::places::{Guard, OF_PROCESS, Owner, Place, Places, Process};
 use crate::serve::{ServeError, serve};
 use crate::tls::Acceptor;
 
-/// How long a listener rests that cannot accept: there are no descriptors left, most likely.
+/// Pause of a listener that cannot accept, most likely because no descriptors are left.
 const REST: Duration = Duration::from_millis(100);
 
-/// How often it is looked for clients that are stuck.
+/// Interval of the search for stuck clients.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What a unix socket is to take at once, in bytes; half of what the kernel then counts, which is
-/// more than the data. A write that does not fit waits until the client has read nearly all of it.
+/// Size of a unix socket's send buffer, in bytes. The kernel doubles the value, because it also
+/// counts its overhead. A write that does not fit waits until the client has read nearly all of
+/// the buffer.
 const AT_ONCE: usize = 512 << 10;
 
-/// What a server has.
+/// The exports of a server.
 pub trait Catalogue: Send + Sync {
-    /// The names that any client may know.
+    /// Names that any client may know.
     fn list(&self) -> Vec<String>;
-    /// What the export of this name is for this client; nothing changes.
+    /// The export of this name as this client would see it, without opening it.
     fn find(&self, name: &str, who: &Who) -> Option<Export>;
-    /// The export of this name, for a client that wants it; it has it until it drops it.
+    /// Opens the export of this name for a client, until the client drops it.
     fn open(&self, name: &str, who: &Who) -> Option<Opened>;
 }
 
-/// A client, as far as it can be told from others.
+/// Identity of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Who {
-    /// Of this host.
+    /// A user of this host.
     User(u32),
-    /// The name in a certificate. It stays the same when the key changes, and so do its leases.
+    /// The name in a certificate. It stays the same when the key changes, and so do the client's
+    /// leases.
     Certificate(String),
-    /// Whoever is there.
+    /// Any client at this address.
     Address(IpAddr),
-    /// Nobody knows.
+    /// An unknown client.
     Anybody,
 }
 
@@ -72,31 +74,31 @@ impl fmt::Display for Who {
     }
 }
 
-/// An export that a client has.
+/// An export that a client has opened.
 pub struct Opened {
-    /// The name that it is known by from now on.
+    /// The name of the export from now on.
     pub name: String,
-    /// What it is made of.
+    /// The layer that serves it.
     pub layer: Arc<dyn Layer>,
 }
 
-/// How many connections there may be.
+/// Limits of the number of connections, and of the negotiation's time.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections whose client is known, at a time.
+    /// Connections whose client has shown a certificate or asked for an export, at a time.
     pub connections: usize,
-    /// Those of one client: a certificate, a user, an address.
+    /// Connections of one client: a certificate, a user, an address.
     pub each: usize,
-    /// Connections whose client has not shown yet who it is and what it wants.
+    /// Connections whose client has neither shown a certificate nor asked for an export yet.
     pub unknown: usize,
-    /// Those of one address, or of one network of IPv6.
+    /// Such connections of one address, or of one network of IPv6, or of one process.
     pub unknown_each: usize,
     /// How long the negotiation may take, TLS included.
     pub negotiation: Duration,
 }
 
 impl Default for Limits {
-    /// For a server of many clients: a host has a connection for each of its disks.
+    /// Limits for a server of many clients: a host has a connection for each of its disks.
     fn default() -> Self {
         let negotiation = Duration::from_secs(10);
         Self { connections: 512, each: 128, unknown: 128, unknown_each: 32, negotiation }
@@ -104,7 +106,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For an export of one VM. Its owner can connect anew while all places are taken.
+    /// Limits for an export of one VM. Its owner can reconnect while all places are taken.
     pub(crate) fn of(owner: Owner) -> Self {
         let connections = (owner.processes + 1) * OF_PROCESS;
         Self {
@@ -117,10 +119,10 @@ impl Limits {
     }
 }
 
-/// Why a connection came to nothing.
+/// Why a connection was refused or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RefusedError {
-    /// It was served, and then not.
+    /// Serving it failed.
     #[error(transparent)]
     Served(#[from] ServeError),
     /// TLS failed: no certificate, or one of another authority.
@@ -129,7 +131,7 @@ pub enum RefusedError {
     /// The client took too long to choose an export.
     #[error("the client chose no export within {0:?}")]
     Slow(Duration),
-    /// Another connection has its place, or needs what it held.
+    /// Another connection has taken its place, or needs its memory.
     #[error("the connection had to make room")]
     Ended,
 }
@@ -146,7 +148,7 @@ impl From<ProtocolError> for RefusedError {
     }
 }
 
-/// A server of what a catalogue has.
+/// A server of the exports of a catalogue.
 pub struct Server {
     catalogue: Arc<dyn Catalogue>,
     tls: Option<Acceptor>,
@@ -154,7 +156,7 @@ pub struct Server {
     places: Places,
 }
 
-/// The catalogue, as one client's negotiation sees it.
+/// The catalogue as one client's negotiation sees it.
 struct Shown<'a> {
     catalogue: &'a dyn Catalogue,
     who: Who,
@@ -181,7 +183,7 @@ impl Exports for Shown<'_> {
     }
 }
 
-/// What an export that is made of this layer is.
+/// The export that this layer serves.
 #[must_use]
 pub fn of_layer(layer: &dyn Layer) -> Export {
     Export { size: layer.size(), read_only: false, block: layer.block() }
@@ -192,15 +194,15 @@ trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Server {
-    /// Serves what `catalogue` has; with `tls`, nobody without a certificate that it trusts.
+    /// Serves the exports of `catalogue`; with `tls`, only to clients with a trusted certificate.
     #[must_use]
     pub fn new(catalogue: Arc<dyn Catalogue>, tls: Option<Acceptor>, limits: Limits) -> Arc<Self> {
         let places = Places::new(limits, None, Arc::default());
         Arc::new(Self { catalogue, tls, limits, places })
     }
 
-    /// Serves what belongs to one VM, on a unix socket; what its connections hold is out of
-    /// `budget`, which other servers of this process share.
+    /// Serves exports that belong to one VM, on a unix socket. The memory of its connections is
+    /// charged to `budget`, which other servers of this process share.
     #[must_use]
     pub fn of_one(catalogue: Arc<dyn Catalogue>, owner: Owner, budget: Arc<Budget>) -> Arc<Self> {
         let limits = Limits::of(owner);
@@ -214,7 +216,7 @@ impl Server {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    // As much of it as the host allows (`net.core.wmem_max`).
+                    // The kernel limits the size (`net.core.wmem_max`).
                     let _ = set_socket_send_buffer_size(&stream, AT_ONCE);
                     let peer = stream.peer_cred().ok();
                     let who = peer.map_or(Who::Anybody, |peer| Who::User(peer.uid()));
@@ -232,7 +234,7 @@ impl Server {
         self.look_for_stuck();
         loop {
             match listener.accept().await {
-                // A reply must not wait for the acknowledgement of the one before it.
+                // A reply must not wait for the acknowledgement of the previous one.
                 Ok((stream, from)) if stream.set_nodelay(true).is_ok() => {
                     dead_peers::notice(&stream);
                     self.clone().welcome(stream, Who::Address(from.ip()), None);
@@ -243,7 +245,7 @@ impl Server {
         }
     }
 
-    /// Ends connections that are stuck, for as long as this server is there.
+    /// Ends stuck connections, for as long as this server exists.
     fn look_for_stuck(self: &Arc<Self>) {
         let server = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -257,19 +259,19 @@ impl Server {
 
     fn welcome(self: Arc<Self>, stream: impl Stream + 'static, who: Who, of: Option<Process>) {
         tokio::spawn(async move {
-            // One too many is closed: it may come again.
+            // A connection without a place is closed; the client may retry.
             if let Some(guard) = self.places.enter(&who, of) {
                 let _ = self.keep(stream, who, guard).await;
             }
         });
     }
 
-    /// Negotiates with one client, and serves it until it ends the connection. `who` it is as long
-    /// as it shows no certificate.
+    /// Negotiates with one client, and serves it until it ends the connection. `who` identifies
+    /// the client unless it shows a certificate.
     ///
     /// # Errors
     ///
-    /// Why the connection came to nothing.
+    /// Why the connection was refused or ended.
     pub async fn handle<S>(&self, stream: S, who: Who) -> Result<(), RefusedError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send,
@@ -326,7 +328,7 @@ impl Server {
 }
 
 impl Shown<'_> {
-    /// Serves what was chosen.
+    /// Serves the export that was chosen.
     async fn serve(
         self,
         stream: impl Stream,
@@ -340,7 +342,7 @@ impl Shown<'_> {
     }
 }
 
-/// What came of a negotiation.
+/// Result of a negotiation.
 enum Agreed {
     Nothing,
     Tls,
@@ -364,7 +366,7 @@ async fn negotiate(
                 Step::Chosen(session) => Some(Agreed::On(session)),
                 Step::End => Some(Agreed::Nothing),
             };
-            // Whoever asks for much is answered bit by bit.
+            // A long answer, such as the list of all exports, is sent in parts.
             if agreed.is_some() || out.len() > 64 << 10 {
                 stream.write_all(out).await?;
                 stream.flush().await?;

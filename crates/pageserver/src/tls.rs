@@ -1,10 +1,11 @@
 //! TLS with certificates on both sides.
 //!
-//! Files are named as QEMU names them (`tls-creds-x509`): `ca-cert.pem`, and `server-cert.pem` with
-//! `server-key.pem`, or `client-cert.pem` with `client-key.pem`. Both sides must show a certificate
-//! that the authority has signed for this purpose (the URI `urn:overbook:repository:NAME` of a
-//! server, `urn:overbook:disks:NAME` of a client), and that is not on the list [`REVOKED`]. The
-//! files are read again when they change. TLS 1.3 alone: nothing can be negotiated down.
+//! The files have the names that QEMU uses (`tls-creds-x509`): `ca-cert.pem`, and
+//! `server-cert.pem` with `server-key.pem`, or `client-cert.pem` with `client-key.pem`. Both
+//! sides must show a certificate that the authority has signed for this purpose (the URI
+//! `urn:overbook:repository:NAME` of a server, `urn:overbook:disks:NAME` of a client) and that is
+//! not on the list [`REVOKED`]. The files are read again when they change. Only TLS 1.3 is
+//! allowed, so there is no downgrade.
 
 mod live;
 mod purpose;
@@ -28,69 +29,69 @@ use live::Live;
 pub use live::Trusted;
 use purpose::{Clients, DISKS, OtherPurpose, REPOSITORY, Servers, Wanted, name_for};
 
-/// The file of certificates that are trusted no more, in the same directory: one a line, which
-/// begins with its [`fingerprint`]. It may be missing.
+/// The file of revoked certificates, in the same directory. Each line begins with a certificate's
+/// [`fingerprint`]. The file may be missing.
 pub const REVOKED: &str = "revoked";
 
-/// By what a certificate is told from all others: its SHA-256, in hexadecimal digits.
+/// Fingerprint of a certificate: its SHA-256, in hexadecimal digits.
 #[must_use]
 pub fn fingerprint(certificate: &[u8]) -> String {
     let digest = digest(&SHA256, certificate);
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Why there is no TLS.
+/// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or holds nothing of what it should.
+    /// A file cannot be read, or lacks its content.
     #[error("{}: {why}", .path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         why: String,
     },
     /// The files do not fit each other.
     #[error("{}: {why}", .directory.display())]
     Unfit {
-        /// Where they are.
+        /// The directory of the files.
         directory: PathBuf,
-        /// What is wrong with them.
+        /// The error.
         why: String,
     },
 }
 
-/// Why a handshake comes to nothing, as the client sees it.
+/// Why a handshake fails, as the client sees it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// The server's certificate is of another authority.
+    /// Another authority has signed the server's certificate.
     #[error("its certificate is not signed by the authority in our ca-cert.pem")]
     Untrusted,
-    /// The server's certificate is of another host.
+    /// The server's certificate is for another host.
     #[error("its certificate is not for this name, {0}")]
     OtherName(String),
-    /// The server's certificate is not valid any more.
+    /// The server's certificate has expired.
     #[error("its certificate has expired")]
     Expired,
     /// The server's certificate is not valid yet.
     #[error("its certificate is not valid yet (is its clock, or ours, wrong?)")]
     NotYetValid,
-    /// The server does not take the client's certificate.
+    /// The server does not accept the client's certificate.
     #[error("it does not take our client-cert.pem: {0}")]
     Refused(&'static str),
-    /// The other side's certificate is on our list.
+    /// The peer's certificate is on our list of revoked ones.
     #[error("its certificate is revoked")]
     Revoked,
-    /// The other side's certificate is for something else.
+    /// The peer's certificate is for another purpose.
     #[error("its certificate is not for {0}")]
     OtherPurpose(&'static str),
-    /// Something else.
+    /// Another error.
     #[error("TLS fails: {0}")]
     Other(String),
 }
 
 impl HandshakeError {
-    /// What an error of a stream with TLS says about the handshake; `None`: nothing. A server may
+    /// The handshake error behind an error of a TLS stream; `None`: there is none. A server may
     /// refuse the client's certificate after the client's side of the handshake.
     pub(crate) fn of(error: &io::Error) -> Option<Self> {
         use CertificateError as C;
@@ -150,7 +151,7 @@ pub struct Acceptor(Arc<Live<ServerConfig>>);
 #[derive(Clone)]
 pub struct Connector(Arc<Live<ClientConfig>>);
 
-/// What a directory holds.
+/// The files in a directory.
 struct Files {
     roots: Arc<RootCertStore>,
     certificates: Vec<CertificateDer<'static>>,
@@ -186,7 +187,7 @@ fn unfit(directory: &Path, why: &dyn std::fmt::Display) -> TlsError {
     TlsError::Unfit { directory: directory.to_owned(), why: why.to_string() }
 }
 
-/// What is wrong with the files of this side, in words.
+/// Describes an error of the files of this side.
 fn misfit(directory: &Path, side: &str, error: &Error) -> TlsError {
     use CertificateError as C;
     let certificate = format!("{side}-cert.pem");
@@ -206,12 +207,12 @@ fn misfit(directory: &Path, side: &str, error: &Error) -> TlsError {
     unfit(directory, &why)
 }
 
-/// Tries the client's files of a directory: are they there, do they belong together, and would a
-/// server trust them that trusts the same authority?
+/// Tests the client's files in a directory: do they exist, do they belong together, and would a
+/// server that trusts the same authority trust them?
 ///
 /// # Errors
 ///
-/// What is wrong with them.
+/// The error of the files.
 pub fn try_client(directory: &Path) -> Result<(), TlsError> {
     client(directory)?;
     let files = Files::read(directory, "client")?;
@@ -259,8 +260,8 @@ fn client(directory: &Path) -> Result<ClientConfig, TlsError> {
         .map_err(|e| misfit(directory, "client", &e))
 }
 
-/// The stream of a handshake that is done, for as long as the certificate is trusted that the
-/// other end has shown.
+/// Wraps the stream of a finished handshake. The wrapped stream works for as long as the
+/// certificate that the peer has shown is trusted.
 fn trusted<C: Send + Sync + 'static, T>(
     live: &Live<C>,
     purpose: &'static str,
@@ -277,20 +278,20 @@ fn trusted<C: Send + Sync + 'static, T>(
 }
 
 impl Acceptor {
-    /// With the files of a directory, as they are at each handshake.
+    /// Uses the files in a directory, as they are at each handshake.
     ///
     /// # Errors
     ///
-    /// They are not there, or do not fit each other.
+    /// The files do not exist, or do not fit each other.
     pub fn new(directory: &Path) -> Result<Self, TlsError> {
         Live::new(directory, "server", server).map(Self)
     }
 
-    /// The server's side of the handshake.
+    /// Does the server's side of the handshake.
     ///
     /// # Errors
     ///
-    /// The stream's, and a client without a certificate that is trusted.
+    /// Errors of the stream, and a client without a trusted certificate.
     pub async fn accept<S>(&self, stream: S) -> io::Result<Trusted<server::TlsStream<S>>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -302,20 +303,20 @@ impl Acceptor {
 }
 
 impl Connector {
-    /// With the files of a directory, as they are at each handshake.
+    /// Uses the files in a directory, as they are at each handshake.
     ///
     /// # Errors
     ///
-    /// They are not there, or do not fit each other.
+    /// The files do not exist, or do not fit each other.
     pub fn new(directory: &Path) -> Result<Self, TlsError> {
         Live::new(directory, "client", client).map(Self)
     }
 
-    /// The client's side of the handshake with a server of this name or address.
+    /// Does the client's side of the handshake with a server of this name or address.
     ///
     /// # Errors
     ///
-    /// The stream's, and a server without a certificate for that name that is trusted.
+    /// Errors of the stream, and a server without a trusted certificate for that name.
     pub async fn connect<S>(
         &self,
         host: &str,

@@ -1,7 +1,7 @@
-//! Tries a repository: what is wrong with it, for whoever has written its address down.
+//! Tests a repository, and describes errors for the operator who configured its address.
 //!
 //! Nothing changes at the repository: it is asked how much a lease would get, and no lease is
-//! opened. All of it together has a deadline.
+//! opened. One deadline covers all steps.
 
 use std::io;
 use std::time::Duration;
@@ -17,50 +17,50 @@ use crate::nbd::{Asked, ProtocolError};
 use crate::repository::{LEASE, ROOM};
 use crate::tls::HandshakeError;
 
-/// What is wrong with a repository.
+/// An error of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// There is no such name, or nobody says what it stands for.
+    /// The name does not exist, or no name server answers.
     #[error("its name does not resolve: {0}")]
     Unresolved(String),
-    /// Nobody listens there.
+    /// No process listens there.
     #[error("no server listens there: the connection is refused")]
     Refused,
-    /// There is no way to it.
+    /// There is no route to it.
     #[error("cannot be reached: {0}")]
     Unreachable(String),
-    /// It takes too long.
+    /// It does not answer in time.
     #[error("does not answer within {0:?}")]
     Silent(Duration),
-    /// It does no TLS.
+    /// It does not support TLS.
     #[error("speaks no TLS, and the disk has `tls`: nothing is sent to it")]
     NoTls,
-    /// It does nothing without TLS.
+    /// It requires TLS.
     #[error("demands TLS: name the directory of the certificates by the disk's `tls`")]
     DemandsTls,
-    /// Certificates do not fit.
+    /// A certificate is not accepted.
     #[error(transparent)]
     Tls(HandshakeError),
-    /// Something else listens there.
+    /// Another server listens there.
     #[error("is no repository: {0}")]
     NoRepository(String),
-    /// Others have all of it.
+    /// All of its memory is lent.
     #[error("has nothing left to lend")]
     Empty,
 }
 
-/// Tries a repository. Answers how many bytes it would lend now to one disk.
+/// Tests a repository. Returns how many bytes it would lend to one disk now.
 ///
 /// # Errors
 ///
-/// What is wrong.
+/// The error of the repository.
 pub async fn try_repository(address: &Address, within: Duration) -> Result<u64, Trouble> {
     let trial = Trial { address, within, end: Instant::now() + within };
     let size = match trial.ask(ROOM).await? {
         Ok(size) => size,
         Err(error) => return Err(refusal(error)),
     };
-    // A server that has any export has this one, which no repository has.
+    // A server that accepts any name has this export, too; a repository does not.
     match trial.ask(LEASE).await? {
         Err(ClientError::Protocol(ProtocolError::Refused {
             what: Asked::Export,
@@ -75,7 +75,7 @@ pub async fn try_repository(address: &Address, within: Duration) -> Result<u64, 
     if size == 0 { Err(Trouble::Empty) } else { Ok(size) }
 }
 
-/// A repository that is being tried.
+/// A test of a repository.
 struct Trial<'a> {
     address: &'a Address,
     within: Duration,
@@ -83,7 +83,7 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// The size of an export of this name.
+    /// Size of the export of this name.
     async fn ask(&self, name: &str) -> Result<Result<u64, ClientError>, Trouble> {
         let asked = match self.address {
             Address::Unix(path) => {
@@ -117,7 +117,7 @@ fn unreached(error: io::Error) -> Trouble {
     }
 }
 
-/// What it means when it does not say how much it would lend.
+/// The error of a repository that does not tell how much it would lend.
 fn refusal(error: ClientError) -> Trouble {
     match error {
         ClientError::Tls(error) => Trouble::Tls(error),

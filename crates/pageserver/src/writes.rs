@@ -1,9 +1,9 @@
-//! The writes to a disk that are under way, for layers that have to know of others than their own.
+//! Tracks the writes to a disk that are in flight, for layers that depend on their order.
 //!
-//! Two questions are answered here. Whether what was read is still what lies below: not if a write
-//! to the same bytes was under way when the read began, or has begun since ([`Watch`]). And whose
-//! turn it is: a write may go on after its connection has broken, and must not land after a later
-//! one ([`Writing::turn`]).
+//! It answers two questions. Is data that was read still current? It is not if a write to the
+//! same bytes was in flight when the read began, or has begun since ([`Watch`]). And when may a
+//! write go on? A write may outlive its connection, and must not land after a later one
+//! ([`Writing::turn`]).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,14 +19,14 @@ pub struct Writes {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Told whenever a write ends.
+    /// Notified whenever a write ends.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// Those under way, in the order in which they began.
+    /// Writes in flight, in the order in which they began.
     writes: Vec<Entry>,
     /// Reads that are watched.
     watches: Vec<Entry>,
@@ -36,11 +36,11 @@ struct State {
 struct Entry {
     number: u64,
     bytes: Range<u64>,
-    /// Of a read: a write has touched its bytes.
+    /// For a read: a write has overlapped its bytes.
     is_touched: bool,
 }
 
-/// A write that is under way; it ends when this is dropped, whatever became of it.
+/// A write in flight; it ends when this is dropped, whether it has succeeded or not.
 #[derive(Debug)]
 pub struct Writing {
     shared: Arc<Shared>,
@@ -48,7 +48,7 @@ pub struct Writing {
     bytes: Range<u64>,
 }
 
-/// A read, and whether writes touch what it reads.
+/// A read, and whether writes overlap it.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
@@ -56,8 +56,8 @@ pub struct Watch {
 }
 
 impl Writes {
-    /// A write to these bytes begins. Meanwhile `also` is done: nothing else begins before it has
-    /// ended.
+    /// Begins a write to these bytes, and runs `also`. No other read or write begins before
+    /// `also` has returned.
     pub fn begin<T>(&self, bytes: Range<u64>, also: impl FnOnce() -> T) -> (Writing, T) {
         let mut state = self.shared.state();
         for watch in &mut state.watches {
@@ -68,7 +68,7 @@ impl Writes {
         (Writing { shared: self.shared.clone(), number, bytes }, also())
     }
 
-    /// A read of these bytes begins.
+    /// Begins a read of these bytes.
     #[must_use]
     pub fn watch(&self, bytes: Range<u64>) -> Watch {
         let mut state = self.shared.state();
@@ -95,7 +95,8 @@ impl Writing {
 }
 
 impl Watch {
-    /// Does `what` unless a write has touched what was read; no write begins before it has ended.
+    /// Runs `what` unless a write has overlapped the read; no write begins before `what` has
+    /// returned.
     pub fn if_untouched<T>(self, what: impl FnOnce() -> T) -> Option<T> {
         let state = self.shared.state();
         let own = state.watches.iter().find(|watch| watch.number == self.number);

@@ -1,4 +1,4 @@
-//! Exports as a client sees them: what is written is read again, through every stack of layers.
+//! Exports as a client sees them: written data is read back through every stack of layers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::cast_possible_truncation, reason = "a disk of 24 MiB")]
@@ -30,7 +30,7 @@ use pageserver::server::{Catalogue, Who};
 
 const SIZE: u64 = 24 << 20;
 
-/// Writes here and there, and reads all of it again, against a copy.
+/// Writes at random places, and compares all reads with a copy.
 async fn is_a_disk(layer: Arc<dyn Layer>) {
     let block = layer.block() as usize;
     let server = listen(Arc::new(One("disk", layer)));
@@ -202,7 +202,7 @@ async fn of_what_is_taken_back_there_is_notice_and_pages_go_elsewhere() {
     let server = listen(repository.clone());
     let client = server.client("lease/2").await.unwrap();
     client.write(SLAB as u64, b"second").await.unwrap();
-    // The free one goes at once, and of one there is notice.
+    // The free slab is taken at once, and one slab gets notice.
     assert_eq!(repository.give_notice(2), 2);
     let lent = repository.lent();
     assert_eq!((lent.free, lent.lent, lent.leaving), (0, 2, 1));
@@ -213,7 +213,7 @@ async fn of_what_is_taken_back_there_is_notice_and_pages_go_elsewhere() {
     assert_eq!(repository.take_back_noticed(), 1);
     assert!(client.read(SLAB as u64, 6).await.is_err());
     assert_eq!(client.read(0, 5).await.unwrap(), b"first");
-    // The host has room again.
+    // The host has free memory again.
     assert!(repository.pin_one() && repository.pin_one() && !repository.pin_one());
     assert_eq!(repository.lent().free, 2);
 }
@@ -242,12 +242,13 @@ async fn pages_of_slabs_that_leave_with_notice_or_without_find_room_elsewhere() 
     };
     assert_eq!(write(1).await, 0);
     assert_eq!(remote.pages(), COUNT);
-    // Pages were spread, so each repository has a part of them.
+    // The pages were spread, so each repository has a part of them.
     assert_eq!(repositories[0].give_notice(2), 2);
     reads(1).await;
     let refused = write(2).await;
     assert!(refused > 0 && refused < 64, "{refused}");
-    // Where it was refused, the next time finds room, as often as it meets what leaves.
+    // A refused page finds room the next time; this repeats for each slab with notice that it
+    // meets.
     while write(3).await > 0 {}
     repositories[0].take_back_noticed();
     reads(3).await;
@@ -265,7 +266,8 @@ async fn a_slab_that_was_taken_back_refuses_one_write_and_is_left_alone_from_the
     let addresses = servers.iter().map(|server| Address::Unix(server.socket.clone())).collect();
     let remote = Remote::new((SLABS * SLAB) as u64, addresses);
     waits_for("both repositories", || remote.connected() == 2).await;
-    // Of several pages in one slab, one write is refused, and the other pages stay where they are.
+    // Of several pages in one slab, one write is refused, and the other pages stay where they
+    // are.
     remote.write(0, &[1; 3 * 4096]).result().await.unwrap();
     assert_eq!(large.give_notice(SLABS), SLABS);
     assert!(remote.write(4096, &[2; 4096]).result().await.is_err());
@@ -294,7 +296,7 @@ async fn who_is_not_admitted_writes_nothing_there_and_reads_nothing_old() {
     remote.admit(false);
     assert!(remote.write(0, &[2; 4096]).result().await.is_err());
     assert!(pageserver::layer::read(&remote, 0, 4096).await.is_err(), "what is old is forgotten");
-    // What was written before and has not changed is as good as ever.
+    // A page that was written before and has not changed is still valid.
     assert_eq!(pageserver::layer::read(&remote, 4096, 4096).await.unwrap(), [1; 4096]);
     remote.admit(true);
     remote.write(0, &[3; 4096]).result().await.unwrap();
@@ -309,7 +311,7 @@ async fn a_repository_that_says_nothing_is_left_and_one_that_answers_again_is_ha
     let remote = Remote::new(SLAB as u64, vec![Address::Unix(server.socket.clone())]);
     waits_for("the repository", || remote.connected() == 1).await;
     let begun = Instant::now();
-    // It would wait for ever; when the connection is left, it is told so.
+    // The write would wait for ever; it fails when the connection is given up.
     assert!(remote.write(0, &[1; 4096]).result().await.is_err());
     assert!(begun.elapsed() > Duration::from_secs(5), "who is slow is not left at once");
     fault.set(Faults::default());
@@ -340,7 +342,7 @@ async fn what_a_repository_loses_comes_back_to_another_one_as_it_is_read() {
         }
         disk.counters().near.load(Ordering::Relaxed) - before
     };
-    // On a busy machine a page may come from below, for it took too long.
+    // On a busy machine a page may come from below because the near layer took too long.
     let all_are_near = async || {
         for _ in 0..1000 {
             if read_all().await == COUNT {
@@ -367,13 +369,13 @@ async fn what_a_read_brings_is_not_kept_where_a_write_has_begun_meanwhile() {
     let near = Arc::new(Seal::over(Arc::new(Memory::new(SIZE))).unwrap());
     let disk = WriteThrough::new(near.clone(), slow.clone());
     let read = pageserver::layer::read(&disk, 0, 4096);
-    // It asks below, for the near layer knows nothing of the page yet.
+    // The read goes below, because the near layer does not know the page yet.
     let mut read = Box::pin(read);
     assert!(poll_once(&mut read).await.is_pending());
     let mut write = Box::pin(disk.write(0, &[2; 4096]).result());
     assert!(poll_once(&mut write).await.is_pending());
     slow.set(Faults::default());
-    // Whichever of them is first below: what is near is what was written.
+    // The near layer has the written page, in either order of the two requests below.
     let (old, written) = tokio::join!(read, write);
     written.unwrap();
     assert!([[0; 4096], [2; 4096]].iter().any(|page| *page == old.as_ref().unwrap()[..]));

@@ -1,5 +1,5 @@
-//! What the fuzz targets of `fuzz/` do, for as long as a test may take: with random bytes, and
-//! without what a fuzzer has learned.
+//! Runs the fuzz targets of `fuzz/` for as long as a test may take, with random bytes and without
+//! a fuzzer's corpus.
 
 mod fuzzed;
 

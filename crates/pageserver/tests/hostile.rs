@@ -1,5 +1,5 @@
-//! Clients that mean harm, against our server: what they send ends their own connection at most,
-//! and costs nobody else anything.
+//! Hostile clients against our server: their input ends their own connection at most, and costs
+//! other clients nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -27,14 +27,14 @@ fn disk() -> Arc<One> {
     Arc::new(One("disk", Arc::new(Memory::new(SIZE))))
 }
 
-/// The server serves whoever is honest.
+/// An honest client is still served.
 async fn still_serves(server: &Listening) {
     let client = timeout(LIMIT, server.client("disk")).await.unwrap().unwrap();
     client.write(0, b"honest").await.unwrap();
     assert_eq!(client.read(0, 6).await.unwrap(), b"honest");
 }
 
-/// How far a conversation has come before the harm is done.
+/// State of a connection before the attack.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Flags,
@@ -61,7 +61,7 @@ async fn garbage_ends_the_connection_that_it_came_on() {
             let mut stream = at(&server, place).await;
             let length = random.usize(1..6000);
             let garbage: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
-            // It may hang up while it is still being talked to.
+            // The server may close the connection during the write.
             let _ = stream.write_all(&garbage).await;
             let _ = stream.shutdown().await;
             let mut said = Vec::new();
@@ -158,7 +158,7 @@ async fn options_without_an_end_are_ended() {
     still_serves(&server).await;
 }
 
-/// Neither who says nothing keeps a place, nor who listens to nothing.
+/// Neither a client that sends nothing keeps a place, nor one that reads nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_choose_loses_the_place() {
     let limits =
@@ -180,7 +180,7 @@ async fn who_does_not_choose_loses_the_place() {
     to_the_end(&mut deaf).await;
 }
 
-/// One after the other, and hundreds at once: who has a place keeps it.
+/// Connections come one after the other, and hundreds at once: a client with a place keeps it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_connections_too_many_harm_nobody() {
     const PLACES: usize = 8;
@@ -203,7 +203,7 @@ async fn ten_thousand_connections_too_many_harm_nobody() {
         let crowd = (0..300).map(|_| {
             let socket = server.socket.clone();
             tokio::spawn(async move {
-                // The queue of the socket may be full.
+                // The socket's backlog may be full.
                 let Ok(mut stream) = UnixStream::connect(socket).await else { return };
                 let mut said = Vec::new();
                 let _or_reset = stream.read_to_end(&mut said).await;
@@ -216,7 +216,7 @@ async fn ten_thousand_connections_too_many_harm_nobody() {
             timeout(LIMIT, one).await.unwrap().unwrap();
         }
     }
-    // A place that becomes free is given to the next.
+    // A place that becomes free goes to the next client.
     clients.pop().unwrap().order(Command::Disconnect, 0, 0, 0).await.unwrap_err();
     while let Err(error) = server.client("disk").await {
         assert!(matches!(error, ClientError::Gone(_)), "{error}");
@@ -258,7 +258,7 @@ async fn nothing_beyond_the_end_is_read_or_written() {
     assert_eq!(client.read(SIZE - 1, 1).await.unwrap(), [0]);
 }
 
-/// In chunks, and behind one header, for clients that know no chunks.
+/// Data comes in chunks, or after one header for clients that do not support chunks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_longest_payloads_go_in_pieces() {
     let size = u64::from(MAX_PAYLOAD) + 4096;
@@ -269,7 +269,7 @@ async fn the_longest_payloads_go_in_pieces() {
     timeout(LIMIT, client.write(4096, &content)).await.unwrap().unwrap();
     let read = timeout(LIMIT, client.read(4096, MAX_PAYLOAD)).await.unwrap().unwrap();
     assert!(read == content, "something else was read");
-    // A write that makes no sense is passed over, and the next request is answered.
+    // An invalid write is skipped, and the next request is answered.
     let beyond = client.write(size - 4096, &content).await;
     assert!(matches!(beyond, Err(ClientError::Refused(Errno::NoSpace))), "{beyond:?}");
     let mut simple = at(&server, Place::Requests).await;
@@ -282,7 +282,7 @@ async fn the_longest_payloads_go_in_pieces() {
     assert_eq!(second, [raw::simple_reply(0, 2), vec![0; 4]].concat());
 }
 
-/// Reads fail beyond the first half.
+/// A layer whose reads fail beyond the first half.
 struct Half(Memory);
 
 impl Layer for Half {
@@ -322,7 +322,8 @@ async fn a_long_read_that_fails_in_its_middle_shows_nothing_wrong() {
     let read = timeout(LIMIT, client.read(0, length)).await.unwrap();
     assert!(matches!(read, Err(ClientError::Refused(Errno::Io))), "{read:?}");
     assert_eq!(client.read(0, 4).await.unwrap(), [0; 4]);
-    // Behind a header that says that it has succeeded, the end is all that can be said.
+    // After a header that reports success, closing the connection is the only way to report the
+    // error.
     let mut simple = at(&server, Place::Requests).await;
     simple.write_all(&raw::request(Command::Read, 1, 0, length)).await.unwrap();
     assert!(to_the_end(&mut simple).await.len() < 16 + length as usize);

@@ -1,5 +1,5 @@
-//! What a hostile client can make a server hold is bounded. The tests take turns: each looks at the
-//! memory of the whole process.
+//! The memory that a hostile client can make a server hold is bounded. The tests run one at a
+//! time, because each measures the memory of the whole process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -25,12 +25,12 @@ use tokio::time::timeout;
 
 const SIZE: u64 = 64 << 20;
 const MIB: usize = 1 << 20;
-/// A long read, in bytes.
+/// Length of a long read, in bytes.
 const LONG: u32 = 1 << 20;
 
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// What this process has in memory, in MiB.
+/// Resident memory of this process, in MiB.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -59,12 +59,12 @@ async fn a_write_that_claims_much_and_sends_little_costs_little() {
         let mut stream = server.raw().await;
         choose(&mut stream, "disk").await;
         stream.write_all(&raw::request(Command::Write, 1, 0, MAX_PAYLOAD)).await.unwrap();
-        // So much does not fit into the socket: the server has most of it.
+        // The socket's buffer is smaller than this, so the server has read most of it.
         stream.write_all(&vec![1; MIB]).await.unwrap();
         claims.push(stream);
     }
     is_served(&server).await;
-    // 2 GiB were claimed, and 64 MiB were sent: a piece of each is held.
+    // The clients claimed 2 GiB and sent 64 MiB: the server holds one piece of each.
     grown_by_less_than(100, before);
 }
 
@@ -83,7 +83,7 @@ async fn who_does_not_read_replies_is_not_read_from() {
         talking.push(tokio::spawn(async move { stream.write_all(&asks).await }));
     }
     is_served(&server).await;
-    // 40 GiB of replies were asked for: 1 MiB of each is made, and one piece.
+    // The clients asked for 40 GiB of replies: the server makes 1 MiB for each, and one piece.
     grown_by_less_than(64, before);
     talking.iter().for_each(tokio::task::JoinHandle::abort);
 }
@@ -121,8 +121,8 @@ async fn a_disk_that_does_not_answer_holds_no_more_than_so_much() {
     drop(talking.await.unwrap());
 }
 
-/// Some clients that take nothing have all that there is; others are served, and the stuck ones
-/// lose their connections.
+/// Clients that take no replies hold the whole budget. Other clients are served, and the stuck
+/// ones lose their connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_are_stuck_make_room_for_others() {
     let _turn = TURN.lock().await;
@@ -140,7 +140,7 @@ async fn clients_that_are_stuck_make_room_for_others() {
     stuck.write_all(&raw::request(Command::Read, 1, 0, LONG).repeat(8)).await.unwrap();
     common::waits_for("it holds all it can", || budget.used() > MIB / 2).await;
     assert!(budget.used() <= MIB, "{} bytes are held", budget.used());
-    // It is refused while it wants more than its first piece, and served all the same.
+    // This client is refused memory beyond its first piece, and is served nevertheless.
     let other = at("other");
     let client = other.client("disk").await.unwrap();
     let mut reads = 0;
@@ -158,7 +158,7 @@ async fn clients_that_are_stuck_make_room_for_others() {
     assert!(rest.len() < 8 * MIB, "it was served to its end");
 }
 
-/// A server that tells a client of extents without an end.
+/// A server that sends extents without end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn block_status_without_an_end_is_ended() {
     let _turn = TURN.lock().await;

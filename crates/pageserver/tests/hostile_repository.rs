@@ -1,5 +1,5 @@
-//! A repository that lies, spies, or is asked by those who have no lease: whoever reads the export
-//! sees what was written to it and nothing else, and the repository sees nothing at all.
+//! A repository that lies or spies, and clients without a lease. A reader of the export sees only
+//! data that was written to it, and the repository sees no data at all.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::cast_possible_truncation, reason = "a disk of 1 MiB")]
@@ -30,7 +30,7 @@ use tokio::time::{sleep, timeout};
 const SIZE: u64 = 1 << 20;
 const PAGES: u64 = SIZE / PAGE as u64;
 
-/// Keeps all that it was ever told of each page, and answers with any of it.
+/// Keeps all pages that it ever got, and answers with any of them.
 struct Liar {
     told: Mutex<HashMap<u64, Vec<Vec<u8>>>>,
     random: Mutex<fastrand::Rng>,
@@ -78,7 +78,7 @@ impl Liar {
     }
 }
 
-/// As a layer, it also takes long, fails, and says of writes that they are done when they are not.
+/// As a layer, it also delays, fails, and reports writes as done that are not.
 impl Layer for Liar {
     fn size(&self) -> u64 {
         SIZE
@@ -143,7 +143,7 @@ impl Layer for Liar {
     }
 }
 
-/// Writes and reads pages of a part of the disk, against a copy.
+/// Writes and reads pages of a part of the disk, and compares them with a copy.
 async fn sees_what_was_written(
     layer: &dyn Layer,
     pages: std::ops::Range<u64>,
@@ -185,7 +185,7 @@ async fn a_layer_that_lies_is_never_believed() {
     assert!(disk.counters().near.load(Ordering::Relaxed) > 0, "nothing is read from it at all");
 }
 
-/// Says of itself that it is a repository.
+/// Claims to be a repository.
 struct Lends;
 
 const LENT: Export = Export { size: SLAB as u64, read_only: false, block: 1 };
@@ -200,8 +200,8 @@ impl Exports for Lends {
     }
 }
 
-/// A repository on the wire: beside what [`Liar`] does, it answers twice, answers one request with
-/// another's data, cuts replies off, and hangs up.
+/// A repository on the wire. In addition to the lies of [`Liar`], it answers twice, answers one
+/// request with another's data, truncates replies, and hangs up.
 async fn lies_on_the_wire(mut stream: UnixStream, liar: Arc<Liar>) -> std::io::Result<()> {
     let mut out = Vec::new();
     let mut negotiation = Negotiation::new(Tls::Absent, &mut out);
@@ -272,7 +272,7 @@ async fn a_repository_that_lies_on_the_wire_is_never_believed() {
     let seal = Arc::new(Seal::over(remote.clone()).unwrap());
     let disk = WriteThrough::new(seal.clone(), Arc::new(Memory::new(SIZE)));
     let mut turn = 0;
-    // As long as it takes until it has lied in every way, hanging up among them.
+    // Runs until it has lied in every way, and has hung up several times.
     while connections.load(Ordering::Relaxed) < 4 || seal.forged() < 20 {
         waits_for("the repository", || remote.connected() == 1).await;
         let part = |i: u64| sees_what_was_written(&disk, i * 32..(i + 1) * 32, turn * 4 + i, 200);
@@ -284,7 +284,7 @@ async fn a_repository_that_lies_on_the_wire_is_never_believed() {
     serving.abort();
 }
 
-/// A repository that looks at what it lends.
+/// A repository that reads the memory that it lends.
 struct Spy {
     repository: Repository,
     lent: Mutex<Vec<Arc<dyn Layer>>>,
@@ -330,7 +330,7 @@ async fn what_is_sealed_is_nowhere_in_the_repositorys_memory() {
     let memory = layer::read(&*lent, 0, SLAB).await.unwrap();
     let written: Vec<_> = memory.chunks_exact(PAGE).filter(|p| p.iter().any(|b| *b != 0)).collect();
     assert_eq!(written.len() as u64, PAGES, "not all of it went there");
-    // Neither the mark nor a part of it in any place, nor two pages that look the same.
+    // Neither the mark nor a part of it appears anywhere, and no two pages look the same.
     let part = &MARK[..8];
     assert!(!memory.windows(part.len()).any(|window| window == part), "it is not sealed");
     let different: std::collections::HashSet<_> = written.iter().collect();
@@ -362,7 +362,7 @@ async fn without_the_leases_name_nothing_is_read_and_nothing_is_left_for_the_nex
         "lease/18446744073709551616".to_owned(),
     ]);
     guesses.extend((0..500).map(|_| (0..64).map(|_| random.char('0'..'g')).collect()));
-    // One digit that is another.
+    // Names with one digit changed.
     guesses.extend((0..name.len()).map(|i| {
         let digit = if &name[i..=i] == "0" { "1" } else { "0" };
         format!("{}{digit}{}", &name[..i], &name[i + 1..])
@@ -382,7 +382,7 @@ async fn without_the_leases_name_nothing_is_read_and_nothing_is_left_for_the_nex
         let read = next.read(at as u64, 8 << 20).await.unwrap();
         assert!(read.iter().all(|byte| *byte == 0), "something is left");
     }
-    // Nor does what is written beside it bring anything to light.
+    // A write to a part of a page does not reveal old data in the rest of it.
     next.write(7 * PAGE as u64 + 100, b"new").await.unwrap();
     let read = next.read(7 * PAGE as u64, PAGE as u32).await.unwrap();
     assert!(read.iter().filter(|byte| **byte != 0).count() == 3);

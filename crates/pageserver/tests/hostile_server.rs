@@ -1,5 +1,5 @@
-//! Servers that mean harm, against our client: it never hands out what nobody asked for, never
-//! waits for what cannot come, and tells all who wait when the connection ends.
+//! Hostile servers against our client. It never returns data that was not asked for, never waits
+//! for replies that cannot come, and tells all waiting callers when the connection ends.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -17,7 +17,7 @@ use pageserver::nbd::{Errno, ProtocolError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
-/// What our client says of a server that says this and hangs up, whatever it is told.
+/// The client's result with a server that sends `says` and hangs up, without regard to its input.
 async fn connects(says: Vec<u8>) -> Result<Client, ClientError> {
     let (ours, mut theirs) = duplex(1 << 20);
     tokio::spawn(async move {
@@ -52,7 +52,7 @@ async fn a_negotiation_with_a_wrong_bit_never_hangs() {
     for bit in 0..says.len() * 8 {
         let mut wrong = says.clone();
         wrong[bit / 8] ^= 1 << (bit % 8);
-        // A bit of a size or of a flag makes another export; any other one is an error.
+        // A flipped bit in a size or a flag changes the export; any other one is an error.
         let _either = connects(wrong).await;
     }
 }
@@ -130,7 +130,7 @@ async fn connected() -> (Client, DuplexStream) {
             theirs.read_exact(&mut header).await.unwrap();
             let length = u32::from_be_bytes(header[12..].try_into().unwrap());
             theirs.read_exact(&mut vec![0; length as usize]).await.unwrap();
-            // All replies to this option, which they name behind their magic number.
+            // All replies to this option, whose number follows their magic number.
             while rest.get(8..12) == Some(&header[8..12]) {
                 let length = u32::from_be_bytes(rest[16..20].try_into().unwrap());
                 let (reply, after) = rest.split_at(20 + length as usize);
@@ -147,8 +147,8 @@ async fn connected() -> (Client, DuplexStream) {
     (client, theirs)
 }
 
-/// What our client says of this answer to its first request, whose cookie is 0: a read of 8 bytes
-/// at 4096 or, with `status`, a question for block status.
+/// The client's result when `says` answers its first request, whose cookie is 0: a read of 8
+/// bytes at 4096 or, with `status`, a block status request.
 async fn answered(says: &[u8], status: bool) -> Result<(), ClientError> {
     let (client, mut theirs) = connected().await;
     let asking = async {
@@ -247,7 +247,7 @@ async fn an_answer_that_comes_twice_ends_the_connection_and_all_who_wait_are_tol
     assert!(client.order(Command::Flush, 0, 0, 0).await.is_err(), "it is asked again");
 }
 
-/// Those who ask give up; what they asked for stays under way, and is bounded.
+/// Callers give up, but their requests stay in flight and are bounded.
 #[tokio::test]
 async fn a_server_that_takes_nothing_is_asked_no_more_than_so_much() {
     const MOST: usize = 16 << 20;
@@ -255,7 +255,7 @@ async fn a_server_that_takes_nothing_is_asked_no_more_than_so_much() {
     let data = vec![1; 1 << 20];
     let mut ask = async |cookie: usize| {
         let asked = timeout(Duration::from_millis(1), client.write(0, &data)).await;
-        // It says that it has done what it has not even taken.
+        // The server reports a write as done that it has not even read.
         theirs.write_all(&simple_reply(0, cookie as u64)).await.unwrap();
         match asked {
             Err(_) | Ok(Ok(())) => true,
@@ -290,8 +290,8 @@ async fn a_server_that_hangs_up_is_told_to_all_who_wait() {
     }
 }
 
-/// What an error's words hold does not reach a terminal as it is, and a name can be chosen that the
-/// server does not have.
+/// Control characters in an error message do not get to a terminal. A client may ask for a name
+/// that the server does not have.
 #[tokio::test]
 async fn a_name_that_is_not_there_is_refused() {
     let server =

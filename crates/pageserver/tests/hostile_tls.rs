@@ -1,5 +1,5 @@
-//! TLS: who may not come does not get in, and nobody on the way takes it out or puts anything in
-//! front of it.
+//! TLS: clients without permission do not get in, and an attacker on the network can neither
+//! strip TLS nor inject data before it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -38,17 +38,17 @@ impl World {
         Self { dir: tempfile::tempdir().unwrap(), ours: Authority::new(), others: Authority::new() }
     }
 
-    /// A server that shows a certificate of `signer`.
+    /// A server that shows a certificate signed by `signer`.
     fn acceptor(&self, signer: &Authority, wish: Wish<'_>) -> Acceptor {
         Acceptor::new(&self.ours.files(self.dir.path(), signer, "server", wish)).unwrap()
     }
 
-    /// A client that shows a certificate of `signer`.
+    /// A client that shows a certificate signed by `signer`.
     fn connector(&self, signer: &Authority, wish: Wish<'_>) -> Connector {
         Connector::new(&self.ours.files(self.dir.path(), signer, "client", wish)).unwrap()
     }
 
-    /// A server as it should be.
+    /// A server with a valid certificate.
     fn server(&self) -> Listening {
         self.server_with(self.acceptor(&self.ours, SERVER))
     }
@@ -92,7 +92,7 @@ async fn a_client_with_the_wrong_certificate_does_not_get_in() {
         (&world.ours, Wish { days: (-10, -1), ..CLIENT }),
         (&world.ours, Wish { days: (1, 10), ..CLIENT }),
         (&world.ours, Wish { usage: Usage::Server, ..CLIENT }),
-        // The authority has signed these, for something else.
+        // The authority has signed these for another purpose.
         (&world.ours, Wish { purpose: "host", ..CLIENT }),
         (&world.ours, Wish { purpose: "repository", ..CLIENT }),
         (&world.ours, Wish { purpose: "", ..CLIENT }),
@@ -128,7 +128,7 @@ async fn a_server_with_the_wrong_certificate_is_not_talked_to() {
     }
 }
 
-/// A client's half of TLS that shows no certificate.
+/// A client's side of TLS that shows no certificate.
 fn without_certificate(world: &World) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(world.ours.pem().as_bytes()).unwrap()).unwrap();
@@ -154,7 +154,7 @@ async fn a_client_without_a_certificate_hears_nothing() {
     let mut stream = server.raw().await;
     asks_for_tls(&mut stream).await;
     let localhost = ServerName::try_from("localhost").unwrap();
-    // The client's half may be done before the server has seen that there is no certificate.
+    // The client's side may finish before the server has noticed that there is no certificate.
     if let Ok(mut stream) = without_certificate(&world).connect(localhost, stream).await {
         let _ = stream.write_all(&go("disk")).await;
         let mut said = Vec::new();
@@ -199,7 +199,7 @@ async fn what_was_said_before_tls_is_forgotten() {
     let server = world.server();
     let mut stream = server.raw().await;
     stream.read_exact(&mut [0; 18]).await.unwrap();
-    // Somebody on the way puts a choice of his own behind the client's wish for TLS.
+    // An attacker on the network appends another option to the client's STARTTLS.
     let injected = [&flags()[..], &option(option::STARTTLS, &[]), &go("disk")].concat();
     stream.write_all(&injected).await.unwrap();
     assert_eq!(hear(&mut stream).await.1, option_reply::ACK);
@@ -222,7 +222,7 @@ async fn what_a_server_says_before_tls_is_forgotten() {
     let serving = async {
         theirs.write_all(&raw::server_says()[..18]).await.unwrap();
         theirs.read_exact(&mut [0; 20]).await.unwrap();
-        // Somebody on the way says yes to what the client will ask next.
+        // An attacker on the network acknowledges the option that the client will send next.
         let yes = reply(option::STRUCTURED_REPLY, option_reply::ACK, &[]);
         let ack = reply(option::STARTTLS, option_reply::ACK, &[]);
         theirs.write_all(&[ack, yes].concat()).await.unwrap();
@@ -247,7 +247,7 @@ async fn what_a_server_says_before_tls_is_forgotten() {
     assert_eq!(client.session().export.size, 4096);
 }
 
-/// What a client that wants TLS says to a server that answers its wish with this, in all.
+/// All bytes that a client sends when its STARTTLS gets this answer.
 async fn says_without_tls(answer: &[u8]) -> Vec<u8> {
     let world = World::new();
     let connector = world.connector(&world.ours, CLIENT);
@@ -285,7 +285,7 @@ async fn a_client_that_wants_tls_never_does_without() {
     }
     let other = reply(option::STRUCTURED_REPLY, option_reply::ACK, &[]);
     assert_eq!(says_without_tls(&other).await, wish);
-    // The server says yes and goes on in plain.
+    // The server agrees, and continues in plain text.
     let plain = [reply(option::STARTTLS, option_reply::ACK, &[]), other].concat();
     let plain = [&plain[..], &raw::server_says()[18..]].concat();
     let said = says_without_tls(&plain).await;
@@ -324,7 +324,7 @@ async fn files_that_do_not_fit_are_told() {
     assert!(Connector::new(&made()).is_err(), "a server's files are a client's");
 }
 
-/// The line of a list that revokes the certificate in this directory.
+/// A line for the list of revoked certificates, for the certificate in this directory.
 fn revoking(directory: &Path, side: &str) -> String {
     let path = directory.join(format!("{side}-cert.pem"));
     let certificate = CertificateDer::from_pem_file(path).unwrap();
@@ -335,7 +335,7 @@ async fn works(client: &Client) -> bool {
     timeout(LIMIT, client.read(0, 6)).await.unwrap().is_ok()
 }
 
-/// Waits until what this client asks fails; answers with what it is told.
+/// Waits until this client's requests fail; returns their error.
 async fn is_cut(client: &Client) -> ClientError {
     let asked = async {
         loop {
@@ -359,7 +359,7 @@ async fn a_revoked_client_is_thrown_out_and_does_not_come_back() {
     let inside = server.tls_client("disk", (&thief, "localhost")).await.unwrap();
     let beside = server.tls_client("disk", (&other, "localhost")).await.unwrap();
     assert!(works(&inside).await && works(&beside).await);
-    // A list that makes no sense changes nothing.
+    // An invalid list changes nothing.
     std::fs::write(own.join(REVOKED), "all of them\n").unwrap();
     assert!(gets_in(&server, &thief, "localhost").await);
     std::fs::write(own.join(REVOKED), revoking(&stolen, "client")).unwrap();
@@ -416,7 +416,7 @@ async fn new_keys_on_both_sides_cost_no_lease_and_give_no_second_quota() {
     let same = server.tls_client(name, with).await.unwrap();
     assert_eq!(same.read(0, 6).await.unwrap(), b"a page");
     assert_eq!(same.session().export.size, SLAB as u64);
-    // Another name has a quota of its own.
+    // A client with another name has its own quota.
     let other = world.connector(&world.ours, Wish { name: "other", ..CLIENT });
     assert!(server.tls_client("lease/1", (&other, "localhost")).await.is_ok());
 }

@@ -1,5 +1,5 @@
-//! What is wrong with a repository is told apart, each time with a real server; and a repository
-//! that is tried stays as it was.
+//! The errors of repositories are told apart, each with a real server. A repository that is
+//! tested does not change.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -19,10 +19,10 @@ use pageserver::trial::{Trouble, try_repository};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
-/// A busy machine is no failure.
+/// A busy machine must not fail the test.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Serves by TCP on this host, until the runtime ends.
+/// Serves on a TCP port of this host, until the runtime ends.
 async fn serve(catalogue: Arc<dyn Catalogue>, tls: Option<Acceptor>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -82,7 +82,7 @@ async fn who_is_not_there_is_told_from_who_is_no_repository() {
     let other = serve(disk(), None).await;
     let other = tried(&other, None).await;
     assert!(matches!(other, Err(Trouble::NoRepository(_))), "{other:?}");
-    // One that has an export of any name.
+    // A server that has an export of any name.
     let any = listen(Arc::new(Any(Memory::new(SLAB as u64))));
     let any = try_repository(&Address::Unix(any.socket.clone()), WITHIN).await;
     assert!(matches!(any, Err(Trouble::NoRepository(_))), "{any:?}");
@@ -93,7 +93,7 @@ async fn who_is_not_there_is_told_from_who_is_no_repository() {
     assert!(matches!(closes, Err(Trouble::NoRepository(_))), "{closes:?}");
 }
 
-/// Has whatever is asked for.
+/// Has an export of every name.
 struct Any(Memory);
 
 impl Catalogue for Any {

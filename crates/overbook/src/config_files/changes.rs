@@ -1,11 +1,11 @@
-//! The changes of a new configuration, by the names of its tables, for the log.
+//! The changes in a new configuration, by the names of its tables, for the log.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use model::{Mode, Spec};
 
-/// The tables that differ, and how; "nothing has changed" where none does.
+/// The tables that differ, and how; "nothing has changed" if none does.
 pub(super) fn between(old: &Spec, new: &Spec) -> String {
     let mut changes = Vec::new();
     let single = [
@@ -28,7 +28,7 @@ pub(super) fn between(old: &Spec, new: &Spec) -> String {
     format!("changed: {}", changes.join(", "))
 }
 
-/// The mode as the configuration writes it.
+/// The mode as it is written in the configuration.
 pub(crate) const fn name_of(mode: Mode) -> &'static str {
     match mode {
         Mode::Observe => "observe",

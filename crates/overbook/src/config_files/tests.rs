@@ -1,4 +1,4 @@
-//! Real files in a real directory.
+//! Tests with real files in a real directory.
 
 use model::Mode;
 

@@ -1,7 +1,7 @@
-//! The cache of a group's data disks, which is as large as the daemon says.
+//! The cache of a group's data disks, whose size the daemon orders.
 //!
-//! What it says holds for [`ORDER_LASTS`]. After that the cache is emptied: without a daemon nobody
-//! knows whether the group still has that memory to spare.
+//! An order is valid for [`ORDER_LASTS`]. After that the cache is emptied: without a daemon it is
+//! not known whether the group can still spare that memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,24 +15,25 @@ use tokio::time::timeout;
 use super::ORDER_LASTS;
 use crate::repository::own_limit;
 
-/// Sizes of which the reading tells what they would be worth: from 16 MiB on, each twice the last.
+/// Number of sizes for which the reading tells the hit ratio: from 16 MiB on, each twice the
+/// last.
 const SIZES: u32 = 16;
 const FIRST_SIZE: Bytes = Bytes::mib(16);
 
-/// Memory that the process needs in addition to the cache, out of its cgroup's limit: its clients'
-/// budget, and as much again.
+/// Memory that the process needs in addition to the cache, within its cgroup's limit: its
+/// clients' budget, and as much again.
 const BESIDE: Bytes = Bytes::mib(128);
 
 /// A group's cache.
 pub(super) struct Cached {
     space: Arc<Space>,
     order: watch::Sender<Bytes>,
-    /// More would have the kernel kill this process.
+    /// Maximum capacity; with a larger one the kernel would kill this process.
     most: Option<Bytes>,
 }
 
 impl Cached {
-    /// Without any memory, until there is an order.
+    /// A cache without memory, until there is an order.
     pub(super) fn new() -> Self {
         let (order, orders) = watch::channel(Bytes::ZERO);
         let space = Arc::new(Space::new());
@@ -40,17 +41,17 @@ impl Cached {
         Self { space, order, most: own_limit().map(|limit| limit.minus(BESIDE)) }
     }
 
-    /// What the group's disks share.
+    /// The space that the group's disks share.
     pub(super) fn space(&self) -> Arc<Space> {
         self.space.clone()
     }
 
-    /// It may hold so much from now on.
+    /// Orders this capacity.
     pub(super) fn order(&self, capacity: Bytes) {
         self.order.send_replace(self.most.map_or(capacity, |most| capacity.min(most)));
     }
 
-    /// How it does.
+    /// The cache's counters and curve.
     pub(super) fn reading(&self) -> CacheReading {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = self.space.counters();

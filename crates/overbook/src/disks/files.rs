@@ -1,9 +1,10 @@
-//! The files of disks: found, made, and given room.
+//! The files of disks: finds, creates and allocates them.
 //!
-//! A swap disk holds a guest's memory, so its owner alone may read it, and root alone leads the way
-//! to it ([`Way`]). It is opened once; the process that serves it has the descriptor. All of it is
-//! allocated, so that a full file system is found out now and not at a guest's write. That happens
-//! only if it leaves room to others; a disk that cannot be finished is removed again.
+//! A swap disk holds a guest's memory, so only its owner may read it, and only root may control
+//! its path ([`Way`]). It is opened once; the process that serves it gets the descriptor. It is
+//! fully allocated, so that a full file system is detected now and not at a guest's write. It is
+//! only allocated if enough space remains for others; a disk that cannot be completed is removed
+//! again.
 
 use std::fs;
 use std::io;
@@ -16,10 +17,11 @@ use model::spec::DiskSpec;
 use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom, Stat, fallocate, fstatvfs, seek};
 use sys::trusted_path::{Way, WayError};
 
-/// Room that stays free on a file system, in percent of it, and at most: others write there, too.
+/// Space that stays free on a file system, in percent of it, and its maximum: others write there,
+/// too.
 const RESERVE_PERCENT: u64 = 5;
 const RESERVE_MOST: Bytes = Bytes::mib(1024);
-/// The rights of all but the owner.
+/// Permissions of all users except the owner.
 const OTHERS: u32 = 0o077;
 /// The unit of `st_blocks`, in bytes.
 const BLOCK: u64 = 512;
@@ -27,43 +29,43 @@ const BLOCK: u64 = 512;
 /// Why a disk's file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The way to it.
+    /// Its path cannot be used.
     #[error(transparent)]
     Way(#[from] WayError),
-    /// It is no file and no disk.
+    /// It is neither a file nor a block device.
     #[error("{} is neither a file nor a block device", .0.display())]
     Kind(PathBuf),
-    /// A file is longer than the disk, or a block device shorter.
+    /// A file is longer than the disk, or a block device is shorter.
     #[error("{} has {has}, and `size` is {size}", .path.display())]
     Size {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// So large it is.
+        /// Its present size.
         has: Bytes,
-        /// So large it should be.
+        /// The configured size.
         size: Bytes,
     },
-    /// There is no room for it.
+    /// The file system lacks the space for it.
     #[error(
         "`size` {size} takes {lacks} more of the file system of {}: {free} are free there, and \
          {reserve} of these stay free for others", .directory.display()
     )]
     Room {
-        /// Where it lies.
+        /// Its directory.
         directory: PathBuf,
         /// Its size.
         size: Bytes,
-        /// So much is not allocated yet.
+        /// Size of the part that is not allocated yet.
         lacks: Bytes,
-        /// So much is free.
+        /// Free space.
         free: Bytes,
-        /// So much stays free.
+        /// Space that stays free for others.
         reserve: Bytes,
     },
-    /// The kernel says so.
+    /// The kernel reports an error.
     #[error("{}: {error}", .path.display())]
     Io {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// The kernel's error.
         error: io::Error,
@@ -75,25 +77,26 @@ pub(super) struct Ready {
     pub(super) handle: fs::File,
     /// User and group.
     pub(super) owner: (u32, u32),
-    /// Sentences for the log.
+    /// Messages for the log.
     pub(super) news: Vec<String>,
 }
 
-/// Room that a disk's file takes of its file system.
+/// Space that a disk's file takes of its file system.
 pub(super) struct Takes {
-    /// Which file system.
+    /// The device of the file system.
     pub(super) device: u64,
-    /// So much of the disk is not allocated yet.
+    /// Size of the part of the disk that is not allocated yet.
     pub(super) lacks: Bytes,
     free: Bytes,
     reserve: Bytes,
     directory: PathBuf,
-    /// The file was of this size before: a guest may have its swap there, allocated or not.
+    /// Whether the file had the configured size before: a guest may have its swap there,
+    /// allocated or not.
     pub(super) was_there: bool,
 }
 
-/// Opens a disk's file, or makes it, and allocates all of it. A disk that was there before is
-/// served also where there is no more room.
+/// Opens a disk's file, or creates it, and allocates all of it. A disk that existed before is
+/// served even if there is not enough space.
 pub(super) fn open(spec: &DiskSpec) -> Result<Ready, FileError> {
     let failed = |error: io::Error| FileError::Io { path: spec.file.clone(), error };
     let way = Way::walk(&spec.file)?;
@@ -116,7 +119,7 @@ pub(super) fn open(spec: &DiskSpec) -> Result<Ready, FileError> {
         match allocate(&handle, spec.size) {
             Err(error) if takes.was_there => news.push(format!("writes may fail: {error}")),
             Err(error) => {
-                // The file stays as it was before.
+                // The file is left as it was before.
                 let undone = match way.found() {
                     Some(_) => handle.set_len(had.len()),
                     None => way.remove(),
@@ -140,7 +143,7 @@ pub(super) fn open(spec: &DiskSpec) -> Result<Ready, FileError> {
     Ok(Ready { handle, owner: (had.uid(), had.gid()), news })
 }
 
-/// The room that [`open`] would take; nothing changes.
+/// The space that [`open`] would take; nothing changes.
 pub(super) fn look(spec: &DiskSpec) -> Result<Takes, FileError> {
     let way = Way::walk(&spec.file)?;
     room(&way, spec)
@@ -165,7 +168,7 @@ fn room(way: &Way, spec: &DiskSpec) -> Result<Takes, FileError> {
         return takes(at.st_dev, spec.size.0, false);
     };
     match FileType::from_raw_mode(found.st_mode) {
-        // Nothing is cut off.
+        // A file is never truncated.
         FileType::RegularFile if size_of(found) > spec.size.0 => misfit(size_of(found)),
         FileType::RegularFile => {
             let lacks = spec.size.0.saturating_sub(allocated(found));
@@ -194,7 +197,7 @@ fn allocate(handle: &fs::File, size: Bytes) -> io::Result<()> {
 }
 
 impl Takes {
-    /// Whether it leaves others what they need, where other disks of ours take `others` before.
+    /// Whether it leaves enough space to others, if other disks of ours take `others` first.
     pub(super) fn leaves_enough(&self, spec: &DiskSpec, others: Bytes) -> Result<(), FileError> {
         let Self { lacks, free, reserve, directory, .. } = self;
         let free = free.minus(others);

@@ -1,10 +1,10 @@
-//! The keeper: holds the disks' sockets, and starts again what serves them.
+//! The keeper: holds the disks' sockets, and restarts the process that serves them.
 //!
-//! Problem: QEMU tries a socket that nobody listens on again after one second, then two, four, up
-//! to sixteen: a guest would wait long after its disk is back. Idea: the sockets outlive the
-//! process that serves them. The keeper binds them and does nothing else; its child inherits them.
-//! While no child runs, QEMU is connected already, and waits no longer than the start takes. The
-//! keeper opens the disks' files as well, once: the child gets descriptors, and no path.
+//! Problem: if no process listens on a socket, QEMU retries after one second, then two, four, up
+//! to sixteen. So a guest would wait long after its disk is back. Idea: the sockets outlive the
+//! process that serves them. The keeper only binds them; its child inherits them. If no child
+//! runs, QEMU is connected already, and only waits until the next child has started. The keeper
+//! also opens the disks' files, once: the child gets descriptors, and no paths.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -24,21 +24,21 @@ use sys::process::{Child, Spawn};
 use super::{DisksError, STATUS, files, status_socket};
 use crate::config_files;
 
-/// How soon an end that was asked for is noticed.
+/// How soon a signal to end is noticed.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long who serves may take to end.
+/// How long the serving process may take to end.
 const END: Duration = Duration::from_secs(10);
-/// Who ended sooner than this after his start is started again a little later each time.
+/// A child that ends sooner than this after its start is restarted with an increasing delay.
 const SHORT: Duration = Duration::from_secs(1);
 const DELAYS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// A socket, and what it serves.
+/// A socket and the disk that it serves.
 struct Socket {
     name: String,
     listener: UnixListener,
-    /// The disk's file; `None`: it is the status'.
+    /// The disk's file; `None` for the status socket.
     file: Option<fs::File>,
-    /// The user that it belongs to.
+    /// The user that the socket belongs to.
     user: u32,
 }
 
@@ -51,9 +51,9 @@ pub(super) fn run(config: &Path, group: &GroupName) -> Result<(), DisksError> {
     }
     let directory = spec.disk_directory();
     make_directory(&directory).map_err(unusable("directory", &directory))?;
-    // From here on whatever is made is for its owner alone.
+    // Files and sockets created from here on are accessible to their owner alone.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    // Whoever has this may remove sockets that somebody left behind.
+    // The holder of this lock may remove sockets that an earlier process has left behind.
     let lock = directory.join(format!("{group}.lock"));
     let held = fs::File::create(&lock).map_err(unusable("lock", &lock))?;
     flock(&held, FlockOperation::NonBlockingLockExclusive)
@@ -78,7 +78,8 @@ pub(super) fn run(config: &Path, group: &GroupName) -> Result<(), DisksError> {
     keep(config, group, &sockets)
 }
 
-/// The directory of the sockets: everybody may go through it, and only its owner may change it.
+/// Creates the directory of the sockets: all users may enter it, and only its owner may change
+/// it.
 fn make_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -111,7 +112,7 @@ fn keep(config: &Path, group: &GroupName, sockets: &[Socket]) -> Result<(), Disk
     }
 }
 
-/// Starts who serves; it ends with this process.
+/// Starts the serving process, which ends with this one.
 fn serve(config: &Path, group: &GroupName, sockets: &[Socket]) -> io::Result<Child> {
     let mut spawn = Spawn::new(std::env::current_exe()?).arg("--config").arg(config);
     spawn = spawn.args(["disks", group.as_str()]);
@@ -139,13 +140,14 @@ fn unusable(what: &'static str, path: &Path) -> impl Fn(io::Error) -> DisksError
     move |error| DisksError::File { what, path: path.clone(), error }
 }
 
-/// A socket for its owner alone, in place of one that somebody left behind.
+/// Creates a socket for its owner alone, and replaces one that an earlier process has left
+/// behind.
 fn listen(socket: &Path, (user, group): (u32, u32)) -> io::Result<UnixListener> {
     match fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Under another name until it is its owner's alone.
+    // The socket has a temporary name until only its owner can use it.
     let hidden = socket.with_extension("new");
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden)?;

@@ -1,4 +1,4 @@
-//! Tries the files and the repositories that the configuration of the disks names.
+//! Tests the files and the repositories that the configuration of the disks names.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,25 +12,25 @@ use serde::Serialize;
 use super::address;
 use super::files::{self, FileError};
 
-/// How long a repository that is tried may take.
+/// Timeout of the test of one repository.
 const TRY_LIMIT: Duration = Duration::from_secs(3);
-/// Repositories that are tried at a time.
+/// Number of repositories that are tested at a time.
 const TRIES: usize = 32;
 
-/// The outcome of a look at a disk's file.
+/// Result of the test of a disk's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TriedFile {
     /// The disk.
     pub disk: String,
     /// The fault of its file; `None`: it can be served.
     pub problem: Option<String>,
-    /// So much of its file system it still takes.
+    /// Space of its file system that the file still needs.
     pub takes_bytes: u64,
-    /// The disk cannot be served.
+    /// Whether the disk cannot be served.
     pub is_fatal: bool,
 }
 
-/// Looks at the files of all disks; nothing changes.
+/// Tests the files of all disks; nothing changes.
 #[must_use]
 pub fn try_files(spec: &Spec) -> Vec<TriedFile> {
     let mut taken: BTreeMap<u64, Bytes> = BTreeMap::new();
@@ -45,7 +45,7 @@ pub fn try_files(spec: &Spec) -> Vec<TriedFile> {
             Ok(takes) => {
                 let others = taken.entry(takes.device).or_default();
                 if let Err(error) = takes.leaves_enough(disk, *others) {
-                    // Where a guest may have its swap already it is served all the same.
+                    // A disk on which a guest may have its swap is served nevertheless.
                     fails(error, !takes.was_there);
                 }
                 *others = others.plus(takes.lacks);
@@ -57,10 +57,10 @@ pub fn try_files(spec: &Spec) -> Vec<TriedFile> {
     tried.collect()
 }
 
-/// The outcome of trying a repository.
+/// Result of the test of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tried {
-    /// Where it is to be.
+    /// Its address.
     pub repository: String,
     /// The disks that name it.
     pub disks: Vec<String>,
@@ -68,13 +68,13 @@ pub struct Tried {
     pub problem: Option<String>,
     /// Bytes that it would lend to one disk now.
     pub lends_bytes: u64,
-    /// These certificates of ours are of no use, or this host could try no repository: the disks
-    /// cannot be served.
+    /// Whether the disks cannot be served, because our certificates are unusable or this host
+    /// could test no repository.
     pub is_fatal: bool,
 }
 
-/// Tries all repositories of all disks, side by side. Takes some seconds at most, and nothing
-/// changes at them.
+/// Tests all repositories of all disks, in parallel. This takes some seconds at most, and nothing
+/// changes at the repositories.
 pub fn try_repositories(spec: &Spec) -> Vec<Tried> {
     let mut found: BTreeMap<(&str, Option<&Path>), Vec<&String>> = BTreeMap::new();
     for (name, disk) in &spec.disks {
@@ -117,7 +117,7 @@ pub fn try_repositories(spec: &Spec) -> Vec<Tried> {
     });
     let tried = stream::iter(tries).buffered(TRIES).collect();
     let tried = runtime.block_on(tried);
-    // A name lookup that hangs is not waited for.
+    // A name lookup that hangs must not delay the result.
     runtime.shutdown_background();
     tried
 }

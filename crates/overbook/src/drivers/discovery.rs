@@ -1,11 +1,11 @@
 //! Finds VMs: one task per QMP socket that the configured globs name.
 //!
-//! The globs are read again every [`EVERY`]. A new socket gets a slot and a task; a slot whose QEMU
-//! has ended and whose socket is gone loses both. A socket that outlived its QEMU keeps its task,
-//! which tries it now and then, and is not shown.
+//! The globs are evaluated every [`EVERY`]. A new socket gets a slot and a task; a slot loses
+//! both when its QEMU has ended and its socket is gone. A socket that outlived its QEMU keeps its
+//! task, which tries it now and then, and is not shown.
 //!
-//! A QEMU that none of the sockets leads to is found by its process ([`process_vm`]), unless the
-//! operator has switched that off. Its slot goes when a socket of it is found.
+//! A QEMU without such a socket is found by its process ([`process_vm`]), unless the operator has
+//! switched that off. Its slot is removed when a socket of it is found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,28 +24,29 @@ use super::tenant::place::makers_in;
 use super::vm;
 use super::{identity, is_first_contact, process_vm};
 
-/// Sockets of one directory that are looked at; where QEMUs may make some there may be any number.
+/// Maximum number of sockets per directory: a directory that QEMUs can write to may hold any
+/// number.
 const MOST_SOCKETS: usize = 4096;
-/// Directories that are looked at; where QEMUs may make some there may be any number.
+/// Maximum number of directories: where QEMUs can create some, there may be any number.
 const MOST_DIRECTORIES: usize = 1024;
-/// How often the globs are read.
+/// Interval at which the globs are evaluated.
 const EVERY: Duration = Duration::from_secs(2);
-/// Processes are looked at once in so many times: a host may have thousands.
+/// Processes are searched once in this number of intervals: a host may have thousands.
 const PROCESSES_EVERY: u32 = 5;
-/// How often that waits for sockets that are not asked yet.
+/// How many times the search for processes waits for sockets that have not been asked yet.
 const MOST_WAITS: u32 = 3;
 
-/// A glob that is none.
+/// An invalid glob.
 #[derive(Debug, thiserror::Error)]
 #[error("`{glob}` is no glob: {why}; write for example \"/run/qemu/*.qmp\"")]
 pub struct GlobError {
-    /// As written.
+    /// The glob as written.
     pub glob: String,
-    /// What is wrong with it.
+    /// The error in it.
     pub why: &'static str,
 }
 
-/// Refuses what [`find`] could not use.
+/// Rejects globs that [`find`] could not use.
 pub(crate) fn check(globs: &[String]) -> Result<(), GlobError> {
     for glob in globs {
         Pattern::new(glob).map_err(|error| GlobError { glob: glob.clone(), why: error.msg })?;
@@ -53,41 +54,42 @@ pub(crate) fn check(globs: &[String]) -> Result<(), GlobError> {
     Ok(())
 }
 
-/// Keeps tasks and sockets in step until it is aborted; its tasks end with it.
+/// Matches tasks to sockets until it is aborted; its tasks end with it.
 pub(super) async fn run(shared: Arc<Shared>, mut places: watch::Receiver<Places>) {
     let (mut tasks, mut looks, mut waits) = (Tasks::default(), 0_u32, 0_u32);
     shared.records.strike_the_dead().await;
     loop {
         let now = places.borrow_and_update().clone();
         let is_due = looks.is_multiple_of(PROCESSES_EVERY);
-        // A socket that is not asked yet may be of any process; some always may be new.
+        // A socket that has not been asked yet may belong to any process. Some sockets may always
+        // be new.
         let by_socket = is_due.then(|| by_socket(&shared, waits < MOST_WAITS)).flatten();
         waits = if is_due && by_socket.is_none() { waits + 1 } else { 0 };
-        // Where it is not known yet which have sockets, the next look will tell.
+        // If a socket has not been asked yet, the next round tries again.
         looks = looks.wrapping_add(u32::from(!is_due || by_socket.is_some()));
-        // It reads directories: on a thread that may wait for them.
+        // The search reads directories, so it runs on a thread that may block.
         let Ok(found) = spawn_blocking(move || find_all(&now, &by_socket)).await else { return };
         shared.forget_names(identity::has_ended);
         if tasks.follow(&shared, &found) {
             shared.records.strike_the_dead().await;
         }
-        // Woken early by new globs; never again once nobody can set any.
+        // New globs end the wait early. An error means that no globs can be set any more.
         if let Ok(Err(_)) = timeout(EVERY, places.changed()).await {
             return;
         }
     }
 }
 
-/// Where VMs are looked for.
+/// Where to look for VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Places {
     /// Globs of QMP sockets.
     pub(super) globs: Vec<String>,
-    /// Whether QEMUs are found by their processes, too.
+    /// Whether QEMUs are also found by their processes.
     pub(super) processes: bool,
 }
 
-/// The processes of the VMs whose sockets were found; `None`: of one of them it is not known yet.
+/// Processes of the VMs whose sockets were found; `None`: the process of one is not known yet.
 fn by_socket(shared: &Shared, may_wait: bool) -> Option<BTreeSet<u32>> {
     let slots = shared.slots();
     let sockets = slots.values().filter(|slot| !process_vm::is_place(&slot.path));
@@ -102,7 +104,8 @@ fn by_socket(shared: &Shared, may_wait: bool) -> Option<BTreeSet<u32>> {
     Some(known)
 }
 
-/// The keys of all VMs that exist now. No process is one's of which a socket may still tell.
+/// Keys of all VMs that exist now. Without `by_socket` no processes are searched, because a
+/// socket may still lead to each of them.
 fn find_all(places: &Places, by_socket: &Option<BTreeSet<u32>>) -> Found {
     let sockets = find(&places.globs);
     let processes = by_socket
@@ -115,7 +118,7 @@ fn find_all(places: &Places, by_socket: &Option<BTreeSet<u32>>) -> Found {
 
 struct Found {
     sockets: Vec<PathBuf>,
-    /// `None`: those that are known stay, and none is new.
+    /// `None`: known ones stay, and no new one is added.
     processes: Option<Vec<PathBuf>>,
 }
 
@@ -133,8 +136,8 @@ impl Found {
     }
 }
 
-/// The sockets that exist now, by paths without symbolic links. Links in the part of a glob before
-/// its first wildcard are the operator's and are followed; behind it, others may have made them.
+/// The sockets that exist now, by paths without symbolic links. Links before a glob's first
+/// wildcard were made by the operator and are followed; after it, other users may have made them.
 pub(super) fn find(globs: &[String]) -> Vec<PathBuf> {
     let found = globs.iter().filter_map(|glob| glob::glob(&without_links(glob)).ok());
     let mut counts: BTreeMap<PathBuf, usize> = BTreeMap::new();
@@ -157,8 +160,8 @@ fn directories(globs: &[String]) -> BTreeSet<PathBuf> {
     of_each.flatten().flatten().filter(is_directory).take(MOST_DIRECTORIES).collect()
 }
 
-/// Faults of the directories in which these globs look for sockets: a socket there proves nothing,
-/// as any user may put it there.
+/// Faults of the directories in which these globs look for sockets. A socket in a faulty
+/// directory proves nothing, because any user can create it.
 pub(crate) fn faults_of_directories(globs: &[String]) -> Vec<String> {
     let makers = directories(globs).into_iter().map(|directory| makers_in(&directory));
     let faults: BTreeSet<String> =
@@ -166,7 +169,7 @@ pub(crate) fn faults_of_directories(globs: &[String]) -> Vec<String> {
     faults.into_iter().collect()
 }
 
-/// The same glob with the real path of the directory where it begins.
+/// The same glob, with the real path of the directory where it begins.
 fn without_links(glob: &str) -> String {
     let wild = glob.find(['*', '?', '[']).unwrap_or(glob.len());
     let (Some(slash), true) = (glob[..wild].rfind('/'), glob.starts_with('/')) else {
@@ -178,22 +181,22 @@ fn without_links(glob: &str) -> String {
             let real = real.to_string_lossy();
             format!("{}{rest}", Pattern::escape(real.trim_end_matches('/')))
         }
-        // It is not there, so nothing is in it.
+        // The directory does not exist, so it has no sockets.
         Err(_) => glob.to_owned(),
     }
 }
 
-/// The running tasks; dropping it ends them.
+/// The running tasks, which are aborted when this is dropped.
 #[derive(Default)]
 struct Tasks(BTreeMap<PathBuf, AbortHandle>);
 
 impl Tasks {
-    /// Answers whether a VM is gone.
+    /// Returns whether a VM is gone.
     fn follow(&mut self, shared: &Arc<Shared>, found: &Found) -> bool {
         let mut slots = shared.slots();
         let before = self.0.len();
         self.0.retain(|path, task| {
-            // A process that is found no more is behind a socket, or has ended.
+            // A process that is not found any more is behind a socket, or has ended.
             let is_ready = |slot: &Arc<Slot>| slot.is_over() || has_moved(slot);
             let over = !found.has(path) && slots.get(path).is_none_or(is_ready);
             if over {
@@ -217,7 +220,7 @@ impl Tasks {
     }
 }
 
-/// Whether a VM that was known by its process alone lives on behind a socket.
+/// Whether a VM that was known by its process alone still runs, and is now behind a socket.
 fn has_moved(slot: &Arc<Slot>) -> bool {
     process_vm::is_place(&slot.path) && slot.state().ended.is_none()
 }
@@ -244,7 +247,7 @@ mod tests {
         assert_eq!(find(&[glob]), [socket]);
     }
 
-    /// The directory is one that the socket's owner may write to.
+    /// The socket's owner may write to this directory.
     #[test]
     fn a_link_behind_a_wildcard_is_not_followed_and_one_before_it_is() {
         let dir = tempfile::tempdir().unwrap();

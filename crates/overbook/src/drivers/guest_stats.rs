@@ -1,55 +1,56 @@
-//! The guest's own statistics: hostile until proved plain.
+//! The guest's own statistics, which are untrusted until checked.
 //!
-//! **Values.** A guest leaves out what it does not know; QEMU shows 2^64−1 for it, older versions
-//! −1. Everything else must be a whole number below [`LIMIT`]; one bad field spoils the set, since
-//! a guest that lies in one does not deserve belief in the others. Whether the values fit together
-//! (free ≤ total, counters that grow) is the policy's question.
+//! **Values.** A guest omits statistics that it does not have; QEMU shows 2^64−1 for them, older
+//! versions −1. Every other value must be a whole number of at most [`LIMIT`]. One bad field
+//! invalidates the set, because a guest that lies in one is not trusted in the others. Whether
+//! the values fit together (free ≤ total, counters that grow) is checked by the policy.
 //!
 //! **Dates.** QEMU dates a set by the wall clock, in whole seconds ([`Dating`]). The wall clock
-//! jumps, so it is believed only within what the boot clock proves: a set whose date has changed
-//! since our last look arrived after that look. In doubt a set is dated too old, never too new.
+//! jumps, so a date is only trusted within bounds from the boot clock: a set whose date has
+//! changed since our last reading arrived after that reading. In doubt a set is dated too old,
+//! never too new.
 
 use model::{Bytes, GuestStats, Millis, Time};
 use serde_json::Value;
 
-/// No statistic is larger: an exbibyte.
+/// Largest valid statistic: an exbibyte.
 pub const LIMIT: u64 = 1 << 60;
 
-/// How far the wall clock of QEMU may seem ahead of ours.
+/// How much QEMU's wall clock may seem ahead of ours.
 const AHEAD_MS: u64 = 2_000;
 
-/// Why a guest's statistics were not taken.
+/// Why a guest's statistics were rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatsError {
-    /// The balloon's driver has not reported.
+    /// The balloon driver has not reported.
     #[error("the guest has sent no statistics yet: does it have the virtio-balloon driver loaded?")]
     NoneYet,
-    /// Not a number where one should be.
+    /// A field is not a valid number.
     #[error("the guest's statistics are not usable: {field} is {value}, valid is 0 to {LIMIT}")]
     BadValue {
-        /// QEMU's name of it.
+        /// QEMU's name of the field.
         field: String,
-        /// What it says.
+        /// Its value.
         value: String,
     },
-    /// QEMU's answer has another shape.
+    /// QEMU's answer has another structure.
     #[error("the guest's statistics are not usable: QEMU's answer lacks `{0}`")]
     Missing(&'static str),
-    /// The date cannot be true.
+    /// The date lies in the future.
     #[error("the guest's statistics are not usable: dated {0} s in the future")]
     Future(u64),
-    /// The date cannot be true either.
+    /// The date lies before this host was booted.
     #[error("the guest's statistics are not usable: dated {0} before this host was booted")]
     BeforeBoot(Millis),
 }
 
-/// Reads QEMU's answer to `qom-get guest-stats`: the statistics and their date in epoch seconds.
+/// Parses QEMU's answer to `qom-get guest-stats`: the statistics and their date in epoch seconds.
 ///
 /// # Errors
-/// When there are none yet, or one of them cannot be a statistic.
+/// There are none yet, or a value is invalid.
 pub fn parse(answer: &Value) -> Result<(GuestStats, u64), StatsError> {
     let date = answer.get("last-update").ok_or(StatsError::Missing("last-update"))?;
-    // No clock says 2^64-1.
+    // No clock shows 2^64-1.
     let date = number("last-update", date)?.ok_or_else(|| bad_value("last-update", date))?;
     if date == 0 {
         return Err(StatsError::NoneYet);
@@ -73,7 +74,7 @@ pub fn parse(answer: &Value) -> Result<(GuestStats, u64), StatsError> {
     Ok((stats, date))
 }
 
-/// A statistic; `None` where the guest leaves it out.
+/// A statistic; `None`: the guest omits it.
 fn number(field: &str, value: &Value) -> Result<Option<u64>, StatsError> {
     match (value.as_u64(), value.as_i64()) {
         (Some(u64::MAX), _) | (_, Some(-1)) => Ok(None),
@@ -87,7 +88,7 @@ fn bad_value(field: &str, value: &Value) -> StatsError {
     StatsError::BadValue { field: field.to_owned(), value }
 }
 
-/// Turns the wall-clock dates of one VM's statistics into moments on the boot clock.
+/// Converts the wall-clock dates of one VM's statistics to the boot clock.
 #[derive(Debug, Default)]
 pub struct Dating {
     last: Option<Last>,
@@ -101,11 +102,12 @@ struct Last {
 }
 
 impl Dating {
-    /// When the set with this `date` was made, seen at `now` (`wall_ms` on the wall clock).
+    /// Time at which the set with this `date` was made, if it is read at `now` (`wall_ms` on the
+    /// wall clock).
     ///
     /// # Errors
-    /// When the first date ever seen lies in the future, or before this host was booted: then
-    /// nothing is known until it changes.
+    /// The first date ever read lies in the future, or before this host was booted. The time is
+    /// then unknown until the date changes.
     pub fn moment(&mut self, date: u64, now: Time, wall_ms: u64) -> Result<Time, StatsError> {
         let date_ms = date.saturating_mul(1000);
         let ahead_ms = date_ms.saturating_sub(wall_ms);

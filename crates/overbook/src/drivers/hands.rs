@@ -1,6 +1,7 @@
-//! For whoever moves VMs between hosts: a turn of a migration, taken by the VM's own task.
+//! Takes turns of migrations on behalf of the code that moves VMs between hosts. The VM's own
+//! task executes each turn.
 //!
-//! A QEMU serves one connection at a time, and the VM's task has it.
+//! A QEMU serves one connection at a time, and the VM's task holds it.
 
 use std::sync::Arc;
 
@@ -14,20 +15,20 @@ use super::qmp::{Client, QmpError};
 use super::shared::Shared;
 use super::slot::Order;
 
-/// What a host knows of an intent when it takes a turn: [`Seen`], for a task of its own.
+/// A host's knowledge about an intent when it takes a turn: [`Seen`], owned by the task.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// The life of the VM that the host's own step was written of.
+    /// The incarnation of the VM for which the host's own step was written.
     pub life: Option<u64>,
-    /// What the source has written.
+    /// The source's last step.
     pub source: Option<SourceStep>,
-    /// What the target has written.
+    /// The target's last step.
     pub target: Option<TargetStep>,
-    /// The intent was withdrawn.
+    /// Whether the intent was withdrawn.
     pub is_late: bool,
-    /// The other host has not been heard of for a while.
+    /// Whether the other host has been silent for a while.
     pub is_alone: bool,
-    /// Why this host's own configuration forbids it.
+    /// Why this host's own configuration forbids the move.
     pub bar: Option<String>,
 }
 
@@ -41,15 +42,15 @@ impl Known {
     }
 }
 
-/// What came of a turn, and of which life of the VM.
+/// Result of a turn, and the incarnation of the VM that took it.
 pub type Taken<Step> = (Result<Turn<Step>, String>, u64);
 
-/// How a guest is to be sent, or where it is waited for.
+/// Parameters of a migration on one host.
 #[derive(Clone, Debug)]
 pub struct Terms<T> {
     /// The source's limits, or the target's address.
     pub own: T,
-    /// By which TLS; `None`: it travels as it is.
+    /// TLS parameters; `None`: the migration is not encrypted.
     pub secured: Option<Secured>,
 }
 
@@ -60,12 +61,12 @@ pub(super) enum MoveTurn {
     Target(Known, Terms<String>, oneshot::Sender<Taken<TargetStep>>),
 }
 
-/// Why nothing was done.
+/// Why no turn was taken.
 const ANOTHER_LIFE: &str = "another QEMU has this VM's name now";
 
 impl MoveTurn {
-    /// Takes it. Whoever asked may have gone.
-    /// Nothing is ever done to another life than the one that the step was written of.
+    /// Takes the turn; the caller may be gone. A turn is never applied to an incarnation other
+    /// than the one for which its step was written.
     pub(super) async fn take(self, client: &mut Client, incarnation: u64) -> Result<(), QmpError> {
         let is_other = |known: &Known| known.life.is_some_and(|life| life != incarnation);
         let failed = match self {
@@ -96,7 +97,7 @@ impl MoveTurn {
     }
 }
 
-/// A connection that has failed concerns the task, and whoever asked.
+/// Splits a result: the caller gets the error, and so does the task if the connection has failed.
 fn apart<T>(done: Result<T, QmpError>) -> (Result<T, String>, Option<QmpError>) {
     match done {
         Ok(done) => (Ok(done), None),
@@ -104,14 +105,14 @@ fn apart<T>(done: Result<T, QmpError>) -> (Result<T, String>, Option<QmpError>) 
     }
 }
 
-/// The way to the VMs' tasks.
+/// Access to the VMs' tasks.
 #[derive(Clone, Debug)]
 pub struct Hands {
     pub(super) shared: Arc<Shared>,
 }
 
 impl Hands {
-    /// The life of a VM that is, or was a moment ago, on this host, if its process is known.
+    /// Incarnation of a VM that is, or was a moment ago, on this host, if its process is known.
     #[must_use]
     pub fn life(&self, vm: &VmName) -> Option<u64> {
         let slot = self.shared.find(vm)?;
@@ -119,13 +120,13 @@ impl Hands {
         view.pid.map(|_| view.incarnation)
     }
 
-    /// Whether this life of a VM is over for certain.
+    /// Whether this incarnation of a VM has certainly ended.
     #[must_use]
     pub fn has_ended(&self, life: u64) -> bool {
         identity::has_ended(life)
     }
 
-    /// A turn of the source; `None`: its QEMU is not connected now.
+    /// Takes a turn of the source; `None`: its QEMU is not connected now.
     pub async fn source(
         &self,
         vm: &VmName,
@@ -138,7 +139,7 @@ impl Hands {
         answer.await.ok()
     }
 
-    /// A turn of the target; `None`: its QEMU is not connected now.
+    /// Takes a turn of the target; `None`: its QEMU is not connected now.
     pub async fn target(
         &self,
         vm: &VmName,

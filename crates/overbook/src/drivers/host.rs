@@ -1,7 +1,7 @@
-//! The host itself, as one reading: its memory, and how busy its CPUs are.
+//! Readings of the host itself: its memory, and how busy its CPUs are.
 //!
-//! A few small files, about 150 µs. A host without PSI has a reading without it; a host whose
-//! meminfo cannot be read has no reading, and the policy hands nothing out.
+//! A reading takes a few small files and about 150 µs. Without PSI the reading lacks it. If
+//! meminfo cannot be read there is no reading, and the policy grants no memory.
 
 use model::{HostReading, Reading};
 use sys::cpu_time::CpuTime;
@@ -10,7 +10,7 @@ use sys::procfs::ProcError;
 use sys::swap::Swap;
 use sys::{clock, pressure};
 
-/// Reads the host again and again.
+/// Reads the host repeatedly.
 #[derive(Debug, Default)]
 pub struct HostMeter {
     cpu: Option<CpuTime>,
@@ -20,7 +20,7 @@ impl HostMeter {
     /// Reads the host now.
     ///
     /// # Errors
-    /// When `/proc/meminfo` or the PSI file makes no sense.
+    /// `/proc/meminfo` or the PSI file is invalid.
     pub fn read(&mut self) -> Result<Reading<HostReading>, ProcError> {
         let cpu_busy = self.cpu_busy();
         let memory = MemInfo::read()?;
@@ -39,7 +39,7 @@ impl HostMeter {
         Ok(Reading::new(value, clock::boot_now()))
     }
 
-    /// The CPUs' busy share since the last reading; `None` at the first one.
+    /// Busy share of the CPUs since the last reading; `None` at the first one.
     fn cpu_busy(&mut self) -> Option<f32> {
         let now = CpuTime::read().ok();
         let before = std::mem::replace(&mut self.cpu, now);

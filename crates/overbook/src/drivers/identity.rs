@@ -1,10 +1,10 @@
-//! Who is behind a QMP socket: which process, and which life of it.
+//! Identifies the process behind a QMP socket, and its incarnation.
 //!
-//! The kernel names the process that listens on a unix socket ([`sys::peer`]). That is QEMU, unless
-//! somebody opened the socket on QEMU's behalf (libvirt does) or stands in between (a proxy): so
-//! its program is looked at before its memory is taken for the guest's. A socket that has outlived
-//! its process belongs to no VM. A life is told from the next by pid and start time, or, where the
-//! process is not known, by the socket file itself.
+//! The kernel names the process that listens on a unix socket ([`sys::peer`]). That is QEMU,
+//! unless another process opened the socket for QEMU (libvirt does) or is a proxy. So its program
+//! is checked before its memory is taken for the guest's. A socket that has outlived its process
+//! belongs to no VM. PID and start time tell one incarnation from the next or, if the process is
+//! not known, the socket file itself.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -16,37 +16,37 @@ use sys::procfs::{self, program_of};
 
 use super::qmp::Client;
 
-/// Bits of the incarnation that hold the pid: Linux has at most 2^22.
+/// Bits of the incarnation that hold the PID: Linux has at most 2^22.
 const PID_BITS: u32 = 22;
 
 /// The process behind a socket.
 #[derive(Debug)]
 pub(super) struct Peer {
-    /// Tells this life of the VM from all others.
+    /// Distinguishes this incarnation of the VM from all others.
     pub(super) incarnation: u64,
-    /// QEMU's process, or why it is not known.
+    /// PID of QEMU, or why it is not known.
     pub(super) qemu: Result<u32, String>,
-    /// The user that it ran as when it began to listen.
+    /// User ID of the process when it began to listen.
     pub(super) uid: Option<u32>,
     process: Option<peer::Peer>,
 }
 
 impl Peer {
-    /// Its process, QEMU's or not, if it is known.
+    /// The process, whether it is QEMU or not, if it is known.
     pub(super) fn process(&self) -> Option<Identity> {
         self.process.as_ref().map(|peer| peer.process)
     }
 
-    /// Whether its process lives; `true` where the process is not known.
+    /// Whether the process is alive; `true` if the process is not known.
     pub(super) fn is_alive(&self) -> bool {
         self.process.as_ref().is_none_or(peer::Peer::is_alive)
     }
 }
 
-/// Finds out who is behind `client`, which was connected through `socket`.
+/// Identifies the process behind `client`, which was connected through `socket`.
 ///
 /// # Errors
-/// When the socket has outlived the process that it belongs to.
+/// The socket has outlived the process that it belongs to.
 pub(super) fn of(client: &Client, socket: &Path) -> Result<Peer, PeerError> {
     let process = match client.peer() {
         Ok(peer) => match is_later_than(&peer, socket) {
@@ -71,33 +71,33 @@ pub(super) fn of(client: &Client, socket: &Path) -> Result<Peer, PeerError> {
     Ok(Peer { incarnation, qemu, uid, process: process.ok() })
 }
 
-/// Whether a process that is known by its number alone began after its socket was made, and does
-/// not hold it: then it has got the number of the one that listened. The wall clock may have been
-/// set since, so times alone prove nothing.
+/// Whether the PID of the socket's listener has been reused. Only a process that is known by its
+/// PID alone can be wrong: it began after the socket was made, and does not hold it. The wall
+/// clock may have been set since, so the times alone prove nothing.
 fn is_later_than(peer: &peer::Peer, socket: &Path) -> bool {
     if peer.is_exact || peer::holds_listener(peer.process.pid, socket) {
         return false;
     }
     let made = std::fs::metadata(socket).and_then(|file| file.modified());
     let (Ok(made), Some(began)) = (made, peer.process.began()) else { return true };
-    // Clock ticks are of 10 ms.
+    // Clock ticks last 10 ms.
     began > made + std::time::Duration::from_secs(1)
 }
 
-/// The process that `incarnation` names, if it lives.
+/// The process of this `incarnation`, if it is alive.
 pub(super) fn alive(incarnation: u64) -> Option<Identity> {
     let process = process_in(incarnation)?;
     process.is_alive().then_some(process)
 }
 
-/// Whether the life that `incarnation` names has ended for good: nothing is left at its socket, and
-/// its process, if it was known by one, is gone.
+/// Whether this `incarnation` has ended for certain: its socket is gone, and so is its process,
+/// if that was known.
 pub(super) fn is_over(incarnation: u64, socket: &Path) -> bool {
     has_ended(incarnation) && matches!(socket.try_exists(), Ok(false))
 }
 
-/// Whether no process is the one that `incarnation` names. It says nothing of a life that is not
-/// known by its process.
+/// Whether the process of this `incarnation` is gone. The answer is meaningless for an
+/// incarnation without a known process.
 pub(super) fn has_ended(incarnation: u64) -> bool {
     alive(incarnation).is_none()
 }
@@ -107,7 +107,7 @@ fn process_in(incarnation: u64) -> Option<Identity> {
     Some(Identity { pid, start_ticks: incarnation >> PID_BITS })
 }
 
-/// QEMU's process, where a VM's is known: its view has the pid, and the life says when it began.
+/// QEMU's process, if it is known: the view has its PID, and the incarnation its start time.
 pub(crate) fn process_of(vm: &VmView) -> Option<Identity> {
     process_in(vm.incarnation).filter(|process| Some(process.pid) == vm.pid)
 }
@@ -116,7 +116,8 @@ pub(super) fn of_process(process: Identity) -> u64 {
     process.start_ticks << PID_BITS | u64::from(process.pid)
 }
 
-/// QEMU's process, if this is one: any other program's memory is no guest's.
+/// The PID of the process if its program is QEMU: the memory of any other program is not the
+/// guest's.
 pub(super) fn check_program(process: Identity) -> Result<u32, String> {
     let pid = process.pid;
     let program = program_of(pid).map_err(|error| error.to_string())?;
@@ -136,7 +137,7 @@ pub(super) fn check_program(process: Identity) -> Result<u32, String> {
     ))
 }
 
-/// The names that distributions give QEMU's system emulator.
+/// Names that distributions give to QEMU's system emulator.
 pub(super) fn is_qemu(program: &str) -> bool {
     program.starts_with("qemu-system") || program == "qemu-kvm" || program == "kvm"
 }

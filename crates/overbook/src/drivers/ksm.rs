@@ -1,20 +1,21 @@
-//! The hand on the kernel's KSM: drives it, has it rest, and puts back what was there before.
+//! Controls the kernel's KSM: drives it, pauses it, and restores the original settings.
 //!
-//! **Originals first.** Before a setting is changed for the first time its value is in the journal.
-//! What is on record is what is, or may be, other than it was; so a daemon that starts again never
-//! takes its own settings for the operator's, and whoever was killed between two writes just writes
-//! again.
+//! **Originals first.** Before a setting is changed for the first time, the journal has its
+//! value. The record covers every setting that is, or may be, changed. So a restarted daemon
+//! never takes its own settings for the operator's, and a daemon that was killed between two
+//! writes simply repeats them.
 //!
-//! **Others.** Before it does anything it looks whether the settings still are what it wrote. One
-//! that is not is somebody else's from then on: it is struck from the record and never written
-//! again; KSM is not driven any more, and what is left of ours goes back. Only putting everything
-//! back ends that. What others change while no daemon runs is not noticed.
+//! **Other writers.** Before each order it checks whether the settings still have the values that
+//! it wrote. A setting that differs now belongs to another writer: it is removed from the record
+//! and never written again. KSM is not driven any more, and our other settings are restored. Only
+//! restoring everything ends that state. Changes that others make while no daemon runs are not
+//! noticed.
 //!
-//! **Unmerging** copies all that is merged, on the whole host. It is done if KSM did not run before
-//! and had merged nothing, and only if the host has the room; else the pages stay merged until
-//! guests write to them, and the record stays, so that it is tried again.
+//! **Unmerging** copies all merged pages of the whole host. It is done only if KSM did not run
+//! before and had merged nothing, and if the host has room for the copies. Otherwise the pages
+//! stay merged until guests write to them, and the record stays, so that unmerging is retried.
 //!
-//! All of this waits for the kernel and the disk: it runs on a thread that may ([`task`]).
+//! All of this waits for the kernel and the disk, so it runs on a blocking thread ([`task`]).
 
 mod lookout;
 mod task;
@@ -31,22 +32,23 @@ use crate::journal::{JournalError, KsmRecord};
 pub use lookout::{Looking, Lookout};
 pub use task::{Known, KsmDriver};
 
-/// The pause between two batches of pages: the kernel's own default. The rate makes the batch.
+/// Pause between two batches of pages: the kernel's own default. The rate determines the batch
+/// size.
 const SLEEP_MS: u32 = 20;
 
-/// Why KSM is not as it was ordered to be.
+/// Why KSM does not do what was ordered.
 #[derive(Debug, thiserror::Error)]
 pub enum KsmTrouble {
-    /// The kernel was built without it.
+    /// The kernel was built without KSM.
     #[error("the kernel has no KSM")]
     Absent,
-    /// The kernel refuses, or says what makes no sense.
+    /// The kernel refuses, or its files are invalid.
     #[error("kernel KSM cannot be driven: {0}")]
     Kernel(ProcError),
-    /// What was there before cannot be recorded.
+    /// The original settings cannot be recorded.
     #[error("kernel KSM is not touched: {0}")]
     Journal(#[from] JournalError),
-    /// An admin, or a program like ksmtuned, drives it.
+    /// An administrator, or a program like ksmtuned, drives it.
     #[error(
         "kernel KSM is left alone: another program changed {0} (`overbook release` and `resume` begin anew)"
     )]
@@ -57,9 +59,9 @@ pub enum KsmTrouble {
          has room for copies of {room} only"
     )]
     NoRoom {
-        /// What unmerging would take.
+        /// Memory that unmerging would take.
         merged: Bytes,
-        /// What the host has beyond its reserve.
+        /// Memory that the host has beyond its reserve.
         room: Bytes,
     },
 }
@@ -73,32 +75,32 @@ impl From<ProcError> for KsmTrouble {
     }
 }
 
-/// What was done, in words; `None`: nothing was to be done.
+/// Description of the actions taken; `None`: no action was needed.
 pub type Outcome = Result<Option<String>, KsmTrouble>;
 
-/// Whoever writes KSM's settings. There is one at a time: it belongs to the holder of the state's
-/// lock.
+/// The writer of KSM's settings. There is only one at a time: it belongs to the holder of the
+/// state's lock.
 #[derive(Debug)]
 pub struct Hand {
     ksm: Ksm,
     records: Records,
-    /// Memory that copies may take now.
+    /// Memory that unmerged copies may take now.
     room: fn() -> Bytes,
-    /// What it has written and expects to find.
+    /// The settings that it wrote and expects to find.
     written: Settings,
 }
 
 impl Hand {
-    /// A hand that has not done anything yet.
+    /// A writer that has not written anything yet.
     #[must_use]
     pub fn new(ksm: Ksm, records: Records) -> Self {
         Self { ksm, records, room: room_of_host, written: Settings::new() }
     }
 
-    /// Does what is ordered; harmless to repeat.
+    /// Carries out an order; repeating it is harmless.
     ///
     /// # Errors
-    /// Why it is not, or not wholly, done.
+    /// Why the order is not, or not wholly, carried out.
     pub fn obey(&mut self, order: KsmOrder) -> Outcome {
         match order {
             KsmOrder::Undecided => Ok(None),
@@ -108,7 +110,7 @@ impl Hand {
         }
     }
 
-    /// What KSM has come to; `None` where there is none.
+    /// KSM's counters; `None`: the kernel has no KSM.
     #[must_use]
     pub fn counters(&self) -> Option<Counters> {
         self.ksm.counters().ok()
@@ -126,7 +128,7 @@ impl Hand {
         }
         let is_complete = now.keys().all(|knob| record.before(*knob).is_some());
         if !is_complete {
-            // Where nothing can be written nothing needs to be on record.
+            // If no setting can be written, no record is needed.
             self.ksm.check_writable(&now)?;
             for (knob, value) in &now {
                 record.before.entry(knob.name().to_owned()).or_insert_with(|| value.clone());
@@ -186,7 +188,7 @@ impl Hand {
         Ok(Some(done.join(", ")))
     }
 
-    /// Gives up the settings that somebody else has changed.
+    /// Gives up the settings that another writer has changed.
     fn yield_to_others(
         &mut self,
         mut record: KsmRecord,
@@ -207,20 +209,20 @@ impl Hand {
         Ok(record)
     }
 
-    /// Stops what did not run before, and puts back the other settings. What is left on record is
-    /// what is left to undo: unmerging.
+    /// Stops KSM if it did not run before, and restores the other settings. Afterwards the record
+    /// only covers unmerging, if that is still to be done.
     fn undo_settings(
         &mut self,
         mut record: KsmRecord,
         now: &Settings,
     ) -> Result<KsmRecord, KsmTrouble> {
         let before = record.clone();
-        // KSM stops first.
+        // KSM is stopped first.
         for knob in Knob::ALL.into_iter().rev() {
             let Some(value) = before.before(knob) else { continue };
             let is_unmerging_left = knob == Knob::Run && value != "1";
             let value = if is_unmerging_left { "0" } else { value };
-            // While the advisor chooses the number of pages the kernel takes no other.
+            // While the advisor chooses the number of pages, the kernel accepts no other value.
             let is_advised = knob == Knob::PagesToScan
                 && now.get(&Knob::AdvisorMode).is_some_and(|mode| mode != "none");
             if !is_advised {
@@ -238,7 +240,7 @@ impl Hand {
         Ok(record)
     }
 
-    /// Sets a knob that says something else.
+    /// Sets a knob, unless it has the value already.
     fn set(&self, now: &Settings, knob: Knob, value: &str) -> Result<(), KsmTrouble> {
         if now.get(&knob).is_some_and(|now| now != value) {
             self.ksm.set(knob, value)?;
@@ -247,8 +249,8 @@ impl Hand {
     }
 }
 
-/// The settings with which KSM looks at so many pages in a millisecond, as far as its own time
-/// allows.
+/// The settings with which KSM scans this many pages in a millisecond, apart from the time that
+/// scanning takes.
 fn settings_at(rate: PagesPerMs) -> Settings {
     let pages = rate.0.saturating_mul(SLEEP_MS);
     Settings::from([
@@ -259,8 +261,8 @@ fn settings_at(rate: PagesPerMs) -> Settings {
     ])
 }
 
-/// What the host has beyond the default reserve. It must do without the configuration, as `release`
-/// must.
+/// Memory that the host has beyond the default reserve. It does not depend on the configuration,
+/// because `release` must work without it.
 fn room_of_host() -> Bytes {
     MemInfo::read().map_or(Bytes::ZERO, |host| {
         host.available.minus(host.total.percent(tuning::HOST_RESERVE_PERCENT))

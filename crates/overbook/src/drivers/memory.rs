@@ -1,10 +1,10 @@
-//! Counts one VM's memory without ever waiting for it.
+//! Counts one VM's memory without ever waiting for the VM.
 //!
-//! The counters are read in every tick; QEMU's own share is measured on a helper thread, because
+//! The counters are read in every tick. QEMU's own share is measured on a helper thread, because
 //! reading `smaps` waits for a lock of QEMU's, and a QEMU that is stuck in the kernel may hold it
-//! for ever. Measured often at first, while QEMU's heap and TCG's buffer still grow, then every
-//! [`SLOWEST`], and sooner when the sum exceeds what the guest's RAM can explain; but never so
-//! often that it takes more than 0.1 % of a CPU (see [`sys::memory_of`]).
+//! for ever. Measurements are frequent at first, while QEMU's heap and TCG's buffer still grow,
+//! and then take place every [`SLOWEST`]. They come sooner if the sum exceeds what the guest's
+//! RAM can explain, but never take more than 0.1 % of a CPU (see [`sys::memory_of`]).
 
 use std::time::{Duration, Instant};
 
@@ -22,14 +22,14 @@ pub(super) struct Meter {
     ram_sizes: Vec<Bytes>,
     overhead: Option<Overhead>,
     pending: Option<JoinHandle<Result<Overhead, OverheadError>>>,
-    /// The pause after the next measurement.
+    /// Pause after the next measurement.
     pause: Duration,
     earliest: Instant,
     due: Instant,
 }
 
 impl Meter {
-    /// A meter for QEMU `pid`, whose guest's RAM is made of pieces of `ram_sizes`. Starts
+    /// A meter for QEMU `pid`, whose guest's RAM consists of blocks of `ram_sizes`. Starts
     /// measuring.
     pub(super) fn new(pid: u32, ram_sizes: Vec<Bytes>) -> Self {
         let now = Instant::now();
@@ -40,7 +40,7 @@ impl Meter {
         meter
     }
 
-    /// What the guest occupies by itself now, without the pages of a pool; `None` before the first
+    /// Memory that the guest occupies now, without the pages of a pool; `None` before the first
     /// measurement has ended.
     pub(super) async fn read(&mut self) -> Result<Option<Bytes>, OverheadError> {
         self.collect().await?;
@@ -57,18 +57,18 @@ impl Meter {
         Ok(Some(used))
     }
 
-    /// The pieces of RAM that it looks for.
+    /// Sizes of the RAM blocks that it measures.
     pub(super) fn ram_sizes(&self) -> &[Bytes] {
         &self.ram_sizes
     }
 
-    /// What QEMU occupies beside its guest, as it was last measured.
+    /// Memory that QEMU occupies in addition to its guest's, when last measured.
     pub(super) fn own(&self) -> Option<Bytes> {
         self.overhead.map(|overhead| overhead.own)
     }
 
-    /// Whether guest RAM of this size can occupy `used`. Pages of a pool are not in it; copies of
-    /// them are, in the place of RAM's own.
+    /// Whether guest RAM of this size can occupy `used`. Pages of a pool are not included; copies
+    /// of them are, because they replace pages of RAM.
     fn explains(&self, used: Bytes, counters: &Counters) -> bool {
         let ram: Bytes = self.ram_sizes.iter().copied().sum();
         used > counters.page_tables && used <= ram.plus(ram.share(1, 64)).plus(counters.page_tables)
@@ -88,7 +88,7 @@ impl Meter {
         let Some(task) = self.pending.take_if(|task| task.is_finished()) else { return Ok(()) };
         let now = Instant::now();
         self.due = now + SLOWEST;
-        // A helper thread that panicked leaves the last measurement in force.
+        // If the helper thread panicked, the last measurement stays valid.
         if let Ok(outcome) = task.await {
             let overhead = outcome?;
             self.earliest = now + overhead.rest().max(FIRST);
@@ -106,7 +106,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_reading_comes_after_the_first_measurement() {
-        // Large beside what the other tests of this process allocate meanwhile.
+        // The block is large compared with the other tests' allocations in this process.
         let block = vec![1_u8; 192 << 20];
         let mut meter = Meter::new(std::process::id(), vec![Bytes::mib(192)]);
         let mut used = None;

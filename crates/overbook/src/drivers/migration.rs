@@ -1,10 +1,10 @@
-//! The hand that moves a guest: what its two QEMUs say of a migration, and what they are told.
+//! Moves a guest: queries the two QEMUs about a migration, and commands them.
 //!
-//! Who does what, and when, is [`policy::handover`]'s business. Here is only how QEMU says it. One
-//! QEMU may see several migrations in its life, and goes on telling of the last one. So each is
-//! marked: before the source is told to migrate, it is given an object whose name holds the number
-//! of the intent. That object is its TLS credentials, or, without TLS, one that nothing uses. News
-//! of a migration with another mark, or none, is history.
+//! [`policy::handover`] decides who does what, and when; this module only translates that to QMP.
+//! One QEMU may see several migrations, and keeps reporting the last one. So each migration is
+//! marked: before the source is told to migrate, it gets an object whose name contains the number
+//! of the intent. That object is its TLS credentials or, without TLS, one that nothing uses.
+//! Reports of a migration with another mark, or none, are ignored.
 
 mod secured;
 
@@ -17,41 +17,41 @@ use serde_json::{Value, json};
 use super::qmp::{Client, Command, QmpError};
 pub use secured::Secured;
 
-/// The name of an object that marks a migration begins with this; the intent's number follows.
+/// Prefix of the name of an object that marks a migration; the intent's number follows.
 const MARK: &str = "overbook-intent-";
 
-/// What a migration may take.
+/// Limits of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of the network, in bytes a second.
+    /// Network bandwidth, in bytes a second.
     pub bandwidth: Bytes,
-    /// How long the guest may stand still.
+    /// How long the guest may be stopped.
     pub downtime: Millis,
-    /// How long it may be sent while it runs; after that it leaves at once, and gets what it lacks
-    /// there (postcopy).
+    /// Longest time of precopy. After that the guest switches over at once, and its remaining
+    /// pages follow on demand (postcopy).
     pub precopy: Millis,
 }
 
-/// What came of a turn.
+/// Result of a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn<Step> {
-    /// This is to be written down now, before the next turn.
+    /// This step must be written down now, before the next turn.
     Write(Step),
-    /// Something was done; there may be more at once.
+    /// An action was taken; there may be another one at once.
     Did,
-    /// It is for others to do something.
+    /// Others have to act first.
     Waits,
     /// A QEMU is to be started, with `-incoming defer -S`.
     Launch,
-    /// There is nothing to do any more.
+    /// Nothing remains to be done.
     Over,
 }
 
-/// Does what is next on the source, by the intent of this `generation`. `client`: its QEMU.
-/// `secured`: by which TLS the guest travels; `None`: it is sent as it is.
+/// Takes the source's next action for the intent of this `generation`. `client` is its QEMU.
+/// `secured` has the TLS parameters; `None`: the migration is not encrypted.
 ///
 /// # Errors
-/// When QEMU does not answer, or refuses: the next turn tries again.
+/// QEMU does not answer, or refuses: the next turn tries again.
 pub async fn source_turn(
     client: &mut Client,
     generation: u64,
@@ -75,7 +75,7 @@ pub async fn source_turn(
     Ok(Turn::Did)
 }
 
-/// A source's turn without a connection: its QEMU has ended, or was not found yet.
+/// Takes the source's turn without a connection: its QEMU has ended, or was not found yet.
 #[must_use]
 pub fn source_turn_without(qemu: &SourceQemu, seen: Seen<'_>) -> Turn<SourceStep> {
     match handover::source(seen, qemu) {
@@ -85,9 +85,10 @@ pub fn source_turn_without(qemu: &SourceQemu, seen: Seen<'_>) -> Turn<SourceStep
     }
 }
 
-/// Does what is next on the target. `client`: its QEMU. `is_ours`: the host has written of it that
-/// it waits; any other QEMU that does not wait for a guest has one that is nobody's business here.
-/// `address`: where it is to listen; `secured`: for which TLS.
+/// Takes the target's next action. `client` is its QEMU. `is_ours`: the host has recorded that
+/// this QEMU waits for the guest; any other QEMU that does not wait runs a guest that this
+/// migration must not touch. `address` is the address to listen on; `secured` has the TLS
+/// parameters.
 ///
 /// # Errors
 /// As of [`source_turn`].
@@ -113,7 +114,7 @@ pub async fn target_turn(
     Ok(Turn::Did)
 }
 
-/// A target's turn without a connection: its QEMU has ended, or was not started yet.
+/// Takes the target's turn without a connection: its QEMU has ended, or was not started yet.
 #[must_use]
 pub fn target_turn_without(qemu: &TargetQemu, seen: Seen<'_>) -> Turn<TargetStep> {
     match handover::target(seen, qemu) {
@@ -135,22 +136,22 @@ async fn source_qemu(
     Ok(source_in(&status?, &migrate?, &objects?, (generation, precopy)))
 }
 
-/// Asks the target's QEMU. A migration may end between two questions. So its state is asked last:
-/// a QEMU that waits then did so before, and has said where.
+/// Asks the target's QEMU. A migration may end between two queries, so the run state is queried
+/// last: a QEMU that waits then did so before, and has reported its address.
 async fn target_qemu(client: &mut Client) -> Result<TargetQemu, QmpError> {
     let commands = ["query-migrate", "query-status"].map(Command::new);
     let [migrate, status] = client.batch(commands).await?;
     Ok(target_in(&status?, &migrate?))
 }
 
-/// Has a QEMU that was started with `-incoming defer -S` listen on `address` (`tcp:host:0` for any
-/// port).
+/// Makes a QEMU that was started with `-incoming defer -S` listen on `address` (`tcp:host:0` for
+/// any port).
 async fn listen(
     client: &mut Client,
     address: &str,
     secured: Option<&Secured>,
 ) -> Result<(), QmpError> {
-    // A target that does not run yet has no lock on the disks: the source may take them again.
+    // A target that does not run yet does not lock the disks, so the source can take them back.
     let capabilities = capabilities(&["postcopy-ram", "late-block-activate"]);
     told_with(client, "migrate-set-capabilities", capabilities).await?;
     let parameters = match secured {
@@ -161,7 +162,7 @@ async fn listen(
     told_with(client, "migrate-incoming", json!({"uri": address})).await
 }
 
-/// Has the source's QEMU send its guest.
+/// Makes the source's QEMU send its guest.
 async fn send(
     client: &mut Client,
     generation: u64,
@@ -169,7 +170,7 @@ async fn send(
     limits: Limits,
     secured: Option<&Secured>,
 ) -> Result<(), QmpError> {
-    // The source is done when the target says that it has all of it, and not sooner.
+    // The source only completes when the target has confirmed that it has everything.
     let capabilities = capabilities(&["return-path", "postcopy-ram"]);
     told_with(client, "migrate-set-capabilities", capabilities).await?;
     for earlier in marks(&client.execute(list_objects()).await?) {
@@ -179,7 +180,7 @@ async fn send(
     let mut parameters = match secured {
         Some(secured) => secured.at_source(client, &mark).await?,
         None => {
-            // It allows no identity, and nothing asks it.
+            // This object admits no identity, and nothing uses it.
             let object = json!({"qom-type": "authz-simple", "id": mark, "identity": ""});
             told_with(client, "object-add", object).await?;
             secured::nothing()
@@ -208,7 +209,7 @@ async fn told_with(
     client.execute(Command::with(command, arguments)).await.map(drop)
 }
 
-/// Objects that were added to QEMU, by us and by others.
+/// User-created objects in QEMU, by us and by others.
 fn list_objects() -> Command {
     Command::with("qom-list", json!({"path": "/objects"}))
 }
@@ -245,7 +246,7 @@ fn source_in(
         "" | "none" => SourceQemu::Untouched,
         "completed" => match text(status, "status") {
             "postmigrate" => SourceQemu::Completed,
-            // It is about to be.
+            // The migration is about to complete.
             "finish-migrate" => SourceQemu::Sending { is_slow: false },
             _ => SourceQemu::Failed("the guest was taken back".to_owned()),
         },
@@ -255,7 +256,7 @@ fn source_in(
         }),
         "cancelled" => SourceQemu::Failed("it was called off".to_owned()),
         status if status.starts_with("postcopy") => SourceQemu::Serving,
-        // What we do not know yet is no end of it.
+        // An unknown status does not mean that the migration has ended.
         status => {
             let total = migrate.get("total-time").and_then(Value::as_u64).unwrap_or(0);
             SourceQemu::Sending { is_slow: status == "active" && total > precopy.0 }
@@ -275,7 +276,7 @@ fn target_in(status: &Value, migrate: &Value) -> TargetQemu {
     }
 }
 
-/// Where it listens, as `migrate` has it.
+/// The address on which the target listens, according to `query-migrate`.
 fn address_in(migrate: &Value) -> Option<String> {
     let at = migrate.get("socket-address")?.get(0)?;
     match text(at, "type") {
@@ -291,7 +292,7 @@ fn address_in(migrate: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The objects of a QEMU that was told to migrate by the intent 7.
+    /// The objects of a QEMU that was told to migrate by intent 7.
     fn marked() -> Value {
         json!([{"name": "type", "type": "string"}, {"name": "overbook-intent-7"}])
     }

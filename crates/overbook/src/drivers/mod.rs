@@ -1,20 +1,20 @@
-//! The daemon's senses and hands: QMP for the VMs, `/proc` for the host.
+//! The daemon's sensors and actuators: QMP for the VMs, `/proc` for the host.
 //!
 //! ```text
 //!   discovery ──► one task per socket (vm, session) ──QMP──► QEMU
-//!                     │ readings      ▲ wishes, orders
+//!                     │ readings      ▲ targets, orders
 //!                     ▼               │
 //!                   slot ◄──────── Drivers (Sense, Act) ◄── the loop
 //! ```
 //!
-//! The loop never waits: [`Drivers::view`] copies what the tasks have left in their slots, and
-//! [`Drivers::act`] leaves a wish there. All waiting is in the tasks, each for its own QEMU. What
-//! goes wrong shows in the view: a link that is down and why, a mechanism that a VM lacks and why,
-//! the last thing that QEMU refused.
+//! The loop never waits: [`Drivers::view`] copies the readings that the tasks have left in their
+//! slots, and [`Drivers::act`] leaves a target there. Only the tasks wait, each for its own QEMU.
+//! Errors appear in the view: a link that is down and why, a mechanism that a VM lacks and why,
+//! and QEMU's last refusal.
 //!
-//! KSM is the host's and has a task of its own ([`ksm`]).
+//! KSM belongs to the whole host and has its own task ([`ksm`]).
 //!
-//! **Cost.** Per VM and second one batch of commands and some small files; see `tests/` for the
+//! **Cost.** One batch of commands and some small files per VM and second; see `tests/` for the
 //! bound.
 
 pub mod discovery;
@@ -61,20 +61,20 @@ pub use own::own_processes;
 pub use records::Records;
 pub use undo::{RestoreError, restore_at};
 
-/// How long an order may take: a stuck QEMU first misses the deadline of what was asked before.
+/// Longest time for an order: a stuck QEMU first misses the deadline of its previous command.
 const ORDER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What the drivers need to know.
+/// Settings of the drivers.
 pub struct Settings {
     /// Globs of QMP sockets.
     pub globs: Vec<String>,
-    /// Whether VMs without one are found by their processes, too.
+    /// Whether VMs without a QMP socket are also found by their processes.
     pub processes: bool,
-    /// The groups, whose VMs are to be known by more than their word.
+    /// The groups, whose VMs have to prove their identity.
     pub groups: BTreeMap<GroupName, GroupSpec>,
-    /// How often each VM is asked.
+    /// How often each VM is queried.
     pub period: Duration,
-    /// What is to be undone: what an earlier daemon has left, and what will be added.
+    /// The changes to undo: those that an earlier daemon has left, and future ones.
     pub records: Records,
 }
 
@@ -83,7 +83,7 @@ pub struct Settings {
 pub struct Drivers {
     shared: Arc<Shared>,
     host: HostMeter,
-    /// The RAM that each VM was last seen with: of which actions are decided.
+    /// The RAM that each VM was last seen with, on which actions are based.
     rams: BTreeMap<VmName, Bytes>,
     places: watch::Sender<Places>,
     discovery: AbortHandle,
@@ -93,7 +93,7 @@ impl Drivers {
     /// Starts to look for VMs. Needs a tokio runtime.
     ///
     /// # Errors
-    /// When a glob is none.
+    /// A glob is invalid.
     pub fn new(settings: Settings) -> Result<Self, GlobError> {
         discovery::check(&settings.globs)?;
         let shared = Arc::new(Shared::new(settings.period, settings.records));
@@ -105,11 +105,11 @@ impl Drivers {
         Ok(Self { shared, host, rams, places, discovery: task.abort_handle() })
     }
 
-    /// Looks in other places from now on, and for VMs of other groups. VMs found before stay until
+    /// From now on searches these places, for VMs of these groups. VMs found before stay until
     /// their QEMU ends.
     ///
     /// # Errors
-    /// When a glob is none; then the old ones stay in force.
+    /// A glob is invalid; the old ones then stay in force.
     pub fn configure(&self, spec: &Spec) -> Result<(), GlobError> {
         discovery::check(&spec.host.qmp)?;
         let (globs, processes) = (spec.host.qmp.clone(), spec.host.attach == AttachSpec::On);
@@ -118,19 +118,19 @@ impl Drivers {
         Ok(())
     }
 
-    /// Puts every VM back, all at the same time, and changes nothing more until
-    /// [`Drivers::take_up`]. Says how it went for each that was changed. Dropped before its end it
-    /// leaves the rest on record.
+    /// Restores every VM, all at the same time, and changes nothing more until
+    /// [`Drivers::take_up`]. Returns the result for each VM that was changed. If the future is
+    /// dropped early, the rest stays on record.
     pub fn release(&self) -> impl Future<Output = Vec<Released>> + Send + use<> {
         self.keep_hands_off();
         let shared = Arc::clone(&self.shared);
         async move {
             let deadline = Instant::now() + ORDER_DEADLINE;
-            // Every VM's task is asked: one may just be about to make its first change.
+            // Every VM's task is asked, because one may just be about to make its first change.
             let slots: Vec<_> = shared.slots().values().cloned().collect();
             let asked = join_all(slots.iter().map(|slot| order_restore(&shared, slot, deadline)));
             let mut released: Vec<_> = asked.await.into_iter().flatten().collect();
-            // What the configuration does not name any more is nobody's, but on record.
+            // VMs that the configuration no longer names have no slot, but may be on record.
             let left = shared.records.all().await;
             let left = left.iter().filter(|record| slots.iter().all(|s| s.path != record.socket));
             released.extend(join_all(left.map(|record| restore_at(&shared.records, record))).await);
@@ -138,7 +138,7 @@ impl Drivers {
         }
     }
 
-    /// Puts back the VMs that `leaves` names, and goes on watching them.
+    /// Restores the VMs that `leaves` names, and goes on watching them.
     pub fn let_go(
         &self,
         leaves: &dyn Fn(&VmName) -> bool,
@@ -153,18 +153,18 @@ impl Drivers {
         }
     }
 
-    /// Watch only, until [`Drivers::take_up`].
+    /// Stops all changes and only watches, until [`Drivers::take_up`].
     pub fn keep_hands_off(&self) {
         self.shared.set_hands_off(true);
     }
 
-    /// Changes are allowed again.
+    /// Allows changes again.
     pub fn take_up(&self) {
         self.shared.set_hands_off(false);
     }
 }
 
-/// A VM and what became of its release.
+/// A VM and the result of its release.
 pub type Released = (VmName, Result<String, RestoreError>);
 
 async fn order_restore(shared: &Shared, slot: &Slot, deadline: Instant) -> Option<Released> {
@@ -175,7 +175,7 @@ async fn order_restore(shared: &Shared, slot: &Slot, deadline: Instant) -> Optio
     };
     match answer {
         Some(outcome) => outcome.map(|outcome| (slot.name(), outcome)),
-        // A VM that nothing was done to need not answer.
+        // A VM that was not changed need not answer.
         None => {
             let record = shared.records.at(&slot.path).await?;
             Some((record.vm, Err(RestoreError::Unreachable)))
@@ -184,7 +184,7 @@ async fn order_restore(shared: &Shared, slot: &Slot, deadline: Instant) -> Optio
 }
 
 impl Drivers {
-    /// For whoever moves VMs between hosts.
+    /// Access to the VMs' tasks for the code that moves VMs between hosts.
     #[must_use]
     pub fn hands(&self) -> hands::Hands {
         hands::Hands { shared: Arc::clone(&self.shared) }
@@ -210,7 +210,7 @@ impl Act for Drivers {
         let Action::Resize { vm, incarnation, target, by } = action;
         // A VM that is gone needs nothing.
         if let Some(slot) = self.shared.find(vm) {
-            // What is paged out is the worker's business; the balloon then holds nothing.
+            // The worker pages memory out; the balloon is empty then.
             let target = match by {
                 Means::Balloon => Some(*target),
                 Means::Paging => None,
@@ -221,7 +221,7 @@ impl Act for Drivers {
     }
 }
 
-/// Whether a link is down only because the first answer is not in yet.
+/// Whether a link is down only because the first answer is still missing.
 #[must_use]
 pub fn is_first_contact(link: &Link) -> bool {
     matches!(link, Link::Down { why, .. } if [slot::NOT_CONNECTED, slot::NOT_ASKED].contains(&&**why))

@@ -1,5 +1,5 @@
-//! Which QEMU processes are this Overbook's: those behind the sockets that its configuration names,
-//! and those that its journal names. Another Overbook on the same host has others.
+//! Finds the QEMU processes of this Overbook: those behind the sockets that its configuration
+//! names, and those that its journal names. Another Overbook on the same host has others.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -16,16 +16,16 @@ use super::qmp::connect;
 use super::{discovery, identity};
 use crate::journal::UndoRecord;
 
-/// How long it is waited for all sockets together: a connection is the kernel's work alone, unless
-/// another client has one and others wait.
+/// Timeout for all sockets together. The kernel alone completes a connection, unless another
+/// client is connected and others wait.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The processes found, and the sockets that could not be looked at.
+/// The processes found, and the sockets that could not be checked.
 #[derive(Debug, Default)]
 pub struct Own {
-    /// Processes, each by the name of its VM, or of its socket.
+    /// Processes, each with the name of its VM or of its socket.
     pub processes: BTreeMap<Identity, String>,
-    /// Sockets that could not be looked at, and why.
+    /// Sockets that could not be checked, and why.
     pub unknown: Vec<(String, String)>,
 }
 
@@ -52,7 +52,7 @@ pub async fn own_processes(records: &[UndoRecord], globs: &[String]) -> Own {
     own
 }
 
-/// The process that listens on this socket; `None`: there is none, or not one of this host's.
+/// The process that listens on this socket; `None`: there is none, or it is not on this host.
 async fn process_at(socket: &Path) -> Result<Option<Identity>, String> {
     let stream: UnixStream = match timeout(PATIENCE, connect(socket)).await {
         Err(_) => return Err(format!("no connection within {} s", PATIENCE.as_secs())),
@@ -62,8 +62,8 @@ async fn process_at(socket: &Path) -> Result<Option<Identity>, String> {
     };
     match Peer::of(&stream) {
         Ok(peer) => Ok(Some(peer.process)),
-        // A process that has ended maps nothing, and the memory of one in another PID namespace was
-        // never worked with.
+        // A process that has ended maps no memory, and Overbook never works with the memory of a
+        // process in another PID namespace.
         Err(PeerError::Ended { .. } | PeerError::Unseen { .. }) => Ok(None),
         Err(error) => Err(error.to_string()),
     }

@@ -1,16 +1,16 @@
-//! A VM that is known by its process alone: no QMP socket of it is named to us.
+//! A VM that is known only by its process, because no QMP socket of it is configured.
 //!
-//! **Problem.** A running QEMU cannot be given another monitor from outside, and the one that it
-//! has belongs to whatever started it. **Idea.** The kernel tells all that paging and curves need:
-//! that it is QEMU, since when it runs, how much it has mapped, and where that is. Its command line
-//! says how much of it is the guest's RAM, and its name. A name counts as everywhere: something
-//! that root made has to confirm it ([`super::tenant`]).
+//! **Problem.** A running QEMU cannot be given another monitor from outside, and its own monitor
+//! belongs to the program that started it. **Idea.** The kernel tells all that paging and curves
+//! need: that the process is QEMU, its start time, how much memory it has mapped, and where. Its
+//! command line tells the size of the guest's RAM, and the VM's name. As for all VMs, a name only
+//! counts if an object that root has made confirms it ([`super::tenant`]).
 //!
-//! **Leaves out.** What only QEMU tells: its balloon, its guest's statistics, its disks,
-//! migrations, and memory that is plugged while the guest runs.
+//! **Leaves out.** Everything that only QEMU tells: its balloon, its guest's statistics, its
+//! disks, migrations, and memory that is plugged while the guest runs.
 //!
-//! **Cost.** Per period three small files of `/proc`; in each look for new ones, one link of each
-//! process of the host.
+//! **Cost.** Three small files of `/proc` per period; each search for new VMs reads one link of
+//! each process of the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -37,16 +37,16 @@ use super::tenant::Evidence;
 use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
 use crate::log;
 
-/// Bytes of a command line that are read.
+/// Maximum number of bytes of a command line that are read.
 const MOST_BYTES: u64 = 64 << 10;
-/// QEMUs of one user that are looked after; any user may start some.
+/// Maximum number of QEMUs per user, because any user may start some.
 const MOST_VMS: usize = 1024;
-/// How long it may take to read what a process says of itself: it may have put that where reading
-/// waits for ever.
+/// Timeout of reading a process's description of itself, which the process may have placed where
+/// a read blocks for ever.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long after the end of a VM, or a fault, its process is looked at again.
+/// Pause after the end of a VM or a fault until its process is checked again.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The cgroup's CPU time is read once in so many periods.
+/// The cgroup's CPU time is read once in this number of periods.
 const CPU_EVERY: u64 = 5;
 const NO_SOCKET: &str = "no QMP socket of it is named in [host] `qmp`";
 
@@ -64,13 +64,13 @@ fn pid_in(path: &Path) -> Option<u32> {
     path.strip_prefix("/proc").ok()?.to_str()?.parse().ok()
 }
 
-/// Processes of the host that are called like QEMU, without these. Only the link to the program of
-/// each is read: a user may have put anything behind it.
+/// Processes of the host with a program named like QEMU, except these. Only the link to each
+/// program is read, because a user may have put anything behind it.
 pub(super) fn find(known: &BTreeSet<u32>) -> BTreeSet<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-    // No user can hide the VMs of others behind many of its own.
+    // The limit is per user, so no user can hide other users' VMs behind many processes.
     let mut has_room = |pid: &u32| {
         let user = std::fs::metadata(format!("/proc/{pid}")).map_or(0, |of| of.uid());
         let count = counts.entry(user).or_default();
@@ -104,7 +104,7 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
 
 const GONE: &str = "QEMU has ended";
 
-/// Nothing was changed that could be put back, and it cannot be moved.
+/// Refuses all orders: the VM has no changes to restore, and it cannot be moved.
 fn refuse(orders: &mut mpsc::Receiver<Order>) {
     while let Ok(order) = orders.try_recv() {
         answer(order);
@@ -112,13 +112,13 @@ fn refuse(orders: &mut mpsc::Receiver<Order>) {
 }
 
 fn answer(order: Order) {
-    // Without an answer about a move the asker finds that it was not made.
+    // A dropped reply tells the caller that the move was not made.
     if let Order::Restore(order) = order {
         let _ = order.reply.send(None);
     }
 }
 
-/// Until its process ends, or its group changes.
+/// Watches a VM until its process ends, or the configuration changes.
 async fn look_after(
     shared: &Shared,
     slot: &Slot,
@@ -129,7 +129,7 @@ async fn look_after(
     let rules = shared.rules();
     let (words, evidence) = meet(shared, process).await?;
     let told = name_in(&words).unwrap_or_else(|| name_of_stranger(&slot.path));
-    // A name that its manager tells goes before the one that the command line does.
+    // The name that its manager tells takes precedence over the one on the command line.
     let told = evidence.managed.as_ref().map_or(told, |managed| managed.name.clone());
     let stranger = rules.admit(&told, &evidence).err();
     if let Some(why) = &stranger {
@@ -171,7 +171,7 @@ async fn look_after(
             return Err("the configuration has changed, it is met anew".to_owned());
         }
         if slot.state().name.is_none() {
-            // A socket tells that another VM has this name.
+            // Another VM's socket has claimed this name.
             claim(shared, slot, &name_of_stranger(&slot.path), pid);
         }
         count(slot, pid, &said, &mut meter).await;
@@ -183,8 +183,8 @@ async fn look_after(
     Err(GONE.to_owned())
 }
 
-/// Its command line, and the evidence of whose it is. It is read on a thread of its own: where that
-/// waits for ever, a place is lost that no other VM is met in, and nothing else.
+/// Reads its command line, and the evidence about its identity, on a blocking thread. If a read
+/// blocks for ever, only one permit for such reads is lost.
 async fn meet(shared: &Shared, process: Identity) -> Result<(Vec<String>, Evidence), String> {
     let place = timeout(PATIENCE, Arc::clone(&shared.meetings).acquire_owned()).await;
     let place = place.map_err(|_| "others are being met".to_owned())?;
@@ -202,7 +202,8 @@ async fn meet(shared: &Shared, process: Identity) -> Result<(Vec<String>, Eviden
     }
 }
 
-/// A name that another VM has is not taken, and a VM without a name is not shown.
+/// Claims the VM's name. If another VM has it, the VM gets the name of a stranger, because a VM
+/// without a name is not shown.
 fn claim(shared: &Shared, slot: &Slot, name: &VmName, pid: u32) {
     let stranger = name_of_stranger(&slot.path);
     if shared.claim(name, &slot.path, Some(pid)).is_err() && *name != stranger {
@@ -210,7 +211,7 @@ fn claim(shared: &Shared, slot: &Slot, name: &VmName, pid: u32) {
     }
 }
 
-/// Its memory, as the kernel tells it.
+/// Reads its memory from the kernel.
 async fn count(slot: &Slot, pid: u32, said: &[Bytes], meter: &mut Meter) {
     let used = meter.read().await;
     let now = boot_now();
@@ -251,23 +252,23 @@ fn values_of<'a>(words: &'a [String], option: &str) -> impl Iterator<Item = &'a 
     words.windows(2).filter(move |pair| is_it(&pair[0])).map(|pair| pair[1].as_str())
 }
 
-/// The value of a key among others, `a=1,b=2`; of the key `implied`, which may be left out at the
-/// beginning.
+/// The value of a key in a list such as `a=1,b=2`. With `is_implied`, a first value without a key
+/// belongs to this key.
 fn field<'a>(text: &'a str, key: &str, is_implied: bool) -> Option<&'a str> {
     let mut parts = text.split(',');
     let first = text.split(',').next().filter(|first| is_implied && !first.contains('='));
     first.or_else(|| parts.find_map(|part| part.strip_prefix(key)?.strip_prefix('=')))
 }
 
-/// `-name web-1` or `-name guest=web-1,debug-threads=on`. Names that begin with a slash are for VMs
-/// that are called by where they were found.
+/// Parses `-name web-1` or `-name guest=web-1,debug-threads=on`. Names that begin with a slash
+/// are reserved for VMs that are named by their path.
 fn name_in(words: &[String]) -> Option<VmName> {
     let name = field(value_of(words, "name")?, "guest", true)?;
     (!name.is_empty() && !name.starts_with('/')).then(|| VmName::from(model::words::plain(name)))
 }
 
-/// The pieces of its RAM: memory backends, where these are what `-m` says in all, or one. `None`:
-/// `-m` is not there, or not understood.
+/// The blocks of its RAM: the memory backends if their sum is the size in `-m`, or else one block
+/// of that size. `None`: `-m` is missing or not understood.
 fn ram_in(words: &[String]) -> Option<Vec<Bytes>> {
     let size = size_of_ram(field(value_of(words, "m")?, "size", true)?)?;
     let backends: Vec<Bytes> = values_of(words, "object")
@@ -285,7 +286,7 @@ fn size_in(object: &str) -> Option<Bytes> {
     }
 }
 
-/// Of `-m`, in MiB unless it has a unit.
+/// The size in `-m`, in MiB unless it has a unit.
 fn size_of_ram(text: &str) -> Option<Bytes> {
     size(text, 1 << 20)
 }
@@ -328,7 +329,7 @@ mod tests {
             of("qemu -name guest=db-1,debug-threads=on -m size=4194304k,slots=16,maxmem=8G"),
             (named("db-1"), mib(&[4096]))
         );
-        // Proxmox.
+        // As Proxmox starts it.
         assert_eq!(
             of("/usr/bin/kvm -id 101 -name vm101,debug-threads=on -m 2048"),
             (named("vm101"), mib(&[2048]))

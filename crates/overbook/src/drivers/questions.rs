@@ -1,4 +1,4 @@
-//! What is asked of QEMU, and how its answers read. One function per question; no state.
+//! The queries to QEMU, and the parsing of its answers. One function per query; no state.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::qmp::{Client, Command, QmpError};
 
-/// No QEMU has more disks or pieces of RAM; what an answer holds beyond is ignored.
+/// No QEMU has more disks or RAM blocks; further items in an answer are ignored.
 const MAX_ITEMS: usize = 256;
 
-/// A name longer than this is no VM's name.
+/// No VM has a longer name than this.
 const MAX_NAME: usize = 128;
 
-/// QEMU's `-name`; `None` when it was started without, or with one that cannot be shown.
+/// QEMU's `-name`; `None`: it was started without, or the name cannot be shown.
 pub(super) async fn name(client: &mut Client) -> Result<Option<String>, QmpError> {
     let answer = client.execute(Command::new("query-name")).await?;
     let name = answer.get("name").and_then(Value::as_str).unwrap_or_default();
@@ -21,7 +21,7 @@ pub(super) async fn name(client: &mut Client) -> Result<Option<String>, QmpError
     Ok(is_usable.then(|| name.to_owned()))
 }
 
-/// The sizes of the pieces of guest RAM: what the machine has now, hot-plugged memory included.
+/// Sizes of the guest's RAM blocks: the machine's present memory, hot-plugged memory included.
 pub(super) async fn ram_sizes(client: &mut Client) -> Result<Vec<Bytes>, QmpError> {
     let command = "query-memdev";
     let answer = client.execute(Command::new(command)).await?;
@@ -40,7 +40,7 @@ pub(super) async fn ram_sizes(client: &mut Client) -> Result<Vec<Bytes>, QmpErro
     Ok(sizes)
 }
 
-/// Where the balloon device stands in QEMU's tree; `None`: there is none.
+/// Path of the balloon device in QEMU's object tree; `None`: there is none.
 pub(super) async fn find_balloon(client: &mut Client) -> Result<Option<String>, QmpError> {
     for parent in ["/machine/peripheral", "/machine/peripheral-anon"] {
         let list = client.execute(Command::with("qom-list", json!({"path": parent}))).await?;
@@ -76,9 +76,9 @@ pub(super) async fn polling(client: &mut Client, device: &str) -> Result<u64, Qm
     })
 }
 
-/// Has the guest's balloon hold what lies above `size`; `None`: nothing, however much RAM it has.
+/// Sets the balloon so that `size` remains for the guest; `None`: the balloon becomes empty.
 pub(super) fn set_balloon(size: Option<Bytes>) -> Command {
-    // QEMU takes a size beyond its RAM as all of that.
+    // QEMU reduces a size beyond the VM's RAM to the RAM's size.
     let size = size.map_or(i64::MAX.unsigned_abs(), |size| size.0);
     Command::with("balloon", json!({"value": size}))
 }
@@ -91,15 +91,15 @@ pub(super) fn balloon_in(answer: &Value) -> Result<Bytes, QmpError> {
     })
 }
 
-/// Whether a migration is under way now.
+/// Whether a migration is active now.
 pub(super) async fn migration(client: &mut Client) -> Result<Migration, QmpError> {
     let commands = [Command::new("query-migrate"), Command::new("query-status")];
     let [migrate, status] = client.batch(commands).await?;
     Ok(migration_in(&migrate?, &status?))
 }
 
-/// Whether a migration is under way. A status that we do not know may be one, and a QEMU that waits
-/// for an incoming guest, or has handed its own over, is left alone as well.
+/// Whether a migration is active. An unknown status counts as active, and so does a QEMU that
+/// waits for an incoming guest, or has handed over its own.
 pub(super) fn migration_in(migrate: &Value, status: &Value) -> Migration {
     let text = |value: &Value| value.get("status").and_then(Value::as_str).map(str::to_owned);
     match text(status).as_deref() {
@@ -120,7 +120,7 @@ pub(super) fn immovable_in(migrate: &Value) -> Option<String> {
     Some(words::plain(why))
 }
 
-/// The traffic of each disk, by the device's id or the node's name.
+/// The traffic of each disk, by the device's ID or the node's name.
 pub(super) fn block_stats_in(answer: &Value) -> BTreeMap<String, BlockStats> {
     let disks = answer.as_array().into_iter().flatten().take(MAX_ITEMS);
     disks.filter_map(|disk| Some((disk_name(disk)?, disk_stats(disk.get("stats")?)))).collect()

@@ -1,10 +1,10 @@
-//! How much memory a VM has: what its balloon can reach, and what its other memory devices hold.
+//! How much memory a VM has: memory that its balloon can take, and other memory devices.
 //!
 //! QEMU's balloon counts the machine's base memory and its DIMMs (`get_current_ram_size` in
 //! `hw/virtio/virtio-balloon.c`). Other memory devices (NVDIMM, virtio-pmem, virtio-mem, SGX EPC)
-//! count in `query-memory-size-summary` and in the guest's own statistics, and no balloon reaches
-//! them. All of it can be plugged and unplugged while the guest runs, so it is asked for anew
-//! whenever the balloon is read.
+//! count in `query-memory-size-summary` and in the guest's own statistics, but the balloon cannot
+//! take their memory. All memory can be plugged and unplugged while the guest runs, so it is
+//! queried again whenever the balloon is read.
 
 use model::Bytes;
 use serde_json::Value;
@@ -14,23 +14,23 @@ use super::questions;
 
 const SUMMARY: &str = "query-memory-size-summary";
 
-/// No machine has more memory devices (QEMU's `slots` is at most 256); what an answer holds beyond
-/// is ignored.
+/// No machine has more memory devices (QEMU's `slots` is at most 256); further items in an answer
+/// are ignored.
 const MAX_DEVICES: usize = 256;
 
 /// A VM's memory at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ram {
-    /// Base memory and DIMMs: the balloon's size when it holds nothing.
+    /// Base memory and DIMMs: the balloon's reported size when it is empty.
     pub(super) reach: Bytes,
-    /// DIMMs among it that were plugged while the guest ran.
+    /// The part of it in DIMMs that were plugged while the guest ran.
     pub(super) hotplugged: Bytes,
     /// Memory of all other memory devices.
     pub(super) devices: Bytes,
 }
 
 impl Ram {
-    /// No more of it than `most`, which is all that the kernel sees.
+    /// Reduces it to at most `most`, which is all memory that the kernel sees.
     pub(super) fn within(self, most: Bytes) -> Self {
         let reach = self.reach.min(most);
         let hotplugged = self.hotplugged.min(reach);
@@ -38,7 +38,7 @@ impl Ram {
     }
 }
 
-/// The commands that [`ram_in`] needs the answers of.
+/// The commands whose answers [`ram_in`] needs.
 pub(super) const fn commands() -> [Command; 2] {
     [Command::new(SUMMARY), Command::new("query-memory-devices")]
 }
@@ -62,7 +62,7 @@ pub(super) async fn with_balloon(client: &mut Client) -> Result<(Ram, Bytes), Qm
     Ok((ram_in(&before, devices.as_ref().ok())?, balloon))
 }
 
-/// The same in QEMU's answers. Plugged memory that no answer calls a DIMM is none.
+/// The same in QEMU's answers. Plugged memory counts as DIMMs only if an answer lists it as such.
 pub(super) fn ram_in(summary: &Value, devices: Option<&Value>) -> Result<Ram, QmpError> {
     let field = |name| summary.get(name).and_then(Value::as_u64).map(Bytes);
     let base = field("base-memory").filter(|base| !base.is_zero()).ok_or_else(|| {

@@ -1,8 +1,7 @@
-//! The journal as the VMs' tasks use it: whoever needs the disk waits for it, and nobody else.
+//! The journal as the VMs' tasks use it: only the task that needs the disk waits for it.
 //!
-//! Writing syncs, and a disk may take its time for that, or hang. So it happens on a thread that
-//! may wait; the VM whose original is being written waits, the loop and the other VMs' connections
-//! do not.
+//! Writing syncs the disk, which may be slow or hang. So it happens on a blocking thread. The VM
+//! whose original is written waits; the loop and the other VMs' connections do not.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,13 +27,13 @@ impl Records {
         self.0.lock().await.records().cloned().collect()
     }
 
-    /// What is on record for `socket`, of whichever life.
+    /// The record for `socket`, of any incarnation.
     pub(super) async fn at(&self, socket: &Path) -> Option<UndoRecord> {
         self.0.lock().await.records().find(|record| record.socket == socket).cloned()
     }
 
-    /// What is on record of a life. It may have been reached through another socket then, or under
-    /// another name.
+    /// The record of an incarnation. The VM may have had another socket or name when it was
+    /// written.
     pub(super) async fn of_life(&self, incarnation: u64) -> Option<UndoRecord> {
         self.0.lock().await.records().find(|record| record.incarnation == incarnation).cloned()
     }
@@ -44,27 +43,27 @@ impl Records {
         self.write(move |journal| journal.record(&[record])).await
     }
 
-    /// Strikes a record out.
+    /// Removes a record.
     pub(super) async fn strike(&self, record: UndoRecord) -> Result<(), String> {
         self.write(move |journal| journal.forget(&record.socket, record.incarnation)).await
     }
 
-    /// Strikes out the lives that are over and cannot be reached any more, so that the journal does
-    /// not grow with every VM that there ever was.
+    /// Removes the records of incarnations that are over, so that the journal does not grow with
+    /// every VM that ever ran.
     pub(super) async fn strike_the_dead(&self) {
         let all = self.all().await;
         for record in all.into_iter().filter(|r| identity::is_over(r.incarnation, &r.socket)) {
-            // One that stays is harmless, and is tried again by the next daemon.
+            // A record that stays is harmless; the next daemon tries again.
             let _ = self.strike(record).await;
         }
     }
 
-    /// What is on record of KSM. For threads that may wait.
+    /// The record of KSM. For blocking threads.
     pub(super) fn ksm(&self) -> Option<KsmRecord> {
         self.0.blocking_lock().ksm().cloned()
     }
 
-    /// Makes KSM's record durable; `None` strikes it out. For threads that may wait.
+    /// Makes KSM's record durable; `None` removes it. For blocking threads.
     pub(super) fn set_ksm(&self, record: Option<KsmRecord>) -> Result<(), JournalError> {
         self.0.blocking_lock().set_ksm(record)
     }

@@ -1,5 +1,4 @@
-//! One life of the connection to one QEMU: who it is, what it says in every period, what it is
-//! told.
+//! One session with one QEMU: identifies it, queries it in every period, and commands it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,27 +29,27 @@ use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
 use crate::journal::UndoRecord;
 use crate::log;
 
-/// How often it is looked whether a VM of no group can be confirmed by now.
+/// Interval at which the evidence about a VM of no group is checked again.
 const JUDGED_AGAIN: Duration = Duration::from_secs(10);
-/// Disks are asked for once in so many periods.
+/// Disks are queried once in this number of periods.
 const BLOCK_EVERY: u64 = 5;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
-    /// QEMU cannot be talked to.
+    /// Talking to QEMU failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
     /// The socket has outlived QEMU.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// It has told two names.
+    /// QEMU has reported two names.
     #[error(transparent)]
     TwoNames(#[from] TwoNames),
-    /// The configuration has changed, and with it the group that it is of.
+    /// The configuration has changed, and with it the VM's group.
     #[error("its group has changed, it is met anew")]
     Rejudged,
-    /// Reading files about it has failed altogether.
+    /// Reading the files about it has failed altogether.
     #[error("the files that tell whose it is cannot be read: {0}")]
     Files(#[from] JoinError),
     /// The VM is managed through another socket already.
@@ -58,35 +57,35 @@ pub(super) enum SessionError {
     TwoSockets { name: VmName, other: PathBuf },
 }
 
-/// A connection to a QEMU that is known.
+/// A connection to an identified QEMU.
 pub(super) struct Session<'a> {
     shared: &'a Shared,
     slot: &'a Slot,
     client: Client,
     peer: Peer,
-    /// The name that QEMU tells.
+    /// The name that QEMU reports.
     told: VmName,
-    /// By what it was judged.
+    /// The rules by which it was judged.
     rules: Arc<Rules>,
-    /// The word of a manager of VMs about it.
+    /// The record of a VM manager about it.
     managed: Option<Managed>,
-    /// Why that is not its name.
+    /// Why it does not get the reported name.
     stranger: Option<Stranger>,
     judged_at: Instant,
-    /// What was changed on this life of the VM, as it is on record.
+    /// The recorded changes of this incarnation of the VM.
     undo: UndoRecord,
-    /// The balloon's path in QEMU's tree.
+    /// The balloon's path in QEMU's object tree.
     device: Option<String>,
-    /// Memory that QEMU says it has, as it was last asked.
+    /// Memory that QEMU reported at the last query.
     ram: Ram,
     meter: Option<Meter>,
     dating: Dating,
-    /// Whether QEMU asks the guest for statistics as often as we want them.
+    /// Whether QEMU polls the guest's statistics as often as we need them.
     is_polling: bool,
     periods: u64,
 }
 
-/// The evidence about a VM's identity, read on a thread that may wait for the files.
+/// The evidence about a VM's identity, read on a blocking thread.
 async fn evidence(
     slot: &Slot,
     peer: &Peer,
@@ -97,7 +96,7 @@ async fn evidence(
 }
 
 impl<'a> Session<'a> {
-    /// Connects, and finds out what does not change while QEMU lives.
+    /// Connects, and reads the properties that do not change while QEMU lives.
     pub(super) async fn open(shared: &'a Shared, slot: &'a Slot) -> Result<Self, SessionError> {
         let mut client = Client::connect(&slot.path).await?;
         let peer = identity::of(&client, &slot.path)?;
@@ -155,7 +154,7 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Starts the view of this life of the VM; keeps it when it is the life that was known.
+    /// Starts the view of this incarnation of the VM; keeps the view if the incarnation is known.
     fn begin(&self) {
         let mut state = self.slot.state();
         state.ended = None;
@@ -183,7 +182,7 @@ impl<'a> Session<'a> {
         let found = match self.peer.qemu.clone() {
             Err(why) => Err(why),
             Ok(pid) => match questions::ram_sizes(&mut self.client).await {
-                // A meter goes on as long as it looks for the right thing.
+                // An existing meter is kept while the RAM blocks are the same.
                 Ok(sizes) if self.meter.as_ref().is_some_and(|m| m.ram_sizes() == sizes) => {
                     return Ok(());
                 }
@@ -212,7 +211,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// A QEMU that does not know the property has a driver's promise neither.
+    /// Reads whether the balloon deflates on OOM. A QEMU without the property cannot negotiate
+    /// that feature with the driver either.
     async fn find_deflation(&mut self) -> Result<(), QmpError> {
         let Some(device) = &self.device else { return Ok(()) };
         let question = questions::property(device, "deflate-on-oom");
@@ -225,11 +225,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Works until the connection fails, and says how.
+    /// Works until the connection fails, and returns the error.
     pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> SessionError {
         let mut period = steady(self.shared.period);
         loop {
-            // QEMU does not have the other end any more, whichever process has it.
+            // If its process has ended, another process may hold the other end of the connection.
             if !self.peer.is_alive() {
                 return QmpError::Closed.into();
             }
@@ -253,7 +253,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A VM that was of a group before, by another configuration, gets its balloon back.
+    /// Restores the balloon of a VM that was in a group under an earlier configuration.
     async fn let_go(&mut self) -> Result<(), QmpError> {
         if self.undo.balloon.is_none() {
             return Ok(());
@@ -262,15 +262,16 @@ impl<'a> Session<'a> {
         match undo::strike_out(&self.shared.records, self.undo.clone(), outcome).await {
             Ok(_) => (self.undo.balloon, self.undo.stats_interval_s) = (None, None),
             Err(RestoreError::Qmp(error)) if error.is_fatal() => return Err(error),
-            // It stays on record, and `overbook release` tries again.
+            // The record stays, and `overbook release` tries again.
             Err(error) => self.slot.failed(error.to_string()),
         }
         Ok(())
     }
 
-    /// Whether it has told no other name by another socket, and is of the same group by the
-    /// configuration that is in force now. Proof may come late: Proxmox moves a VM's file to the
-    /// target of a migration at its end. So a stranger is judged again now and then.
+    /// Checks that QEMU has reported no other name through another socket, and that the current
+    /// configuration still puts it into the same group. Proof may come late: Proxmox moves a VM's
+    /// file to the target of a migration at its end. So the evidence about a stranger is checked
+    /// again now and then.
     async fn is_still_itself(&mut self) -> Result<(), SessionError> {
         self.shared.has_one_name(self.peer.incarnation)?;
         let rules = self.shared.rules();
@@ -287,7 +288,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// What is asked in every period.
+    /// Sends the queries of every period.
     async fn look(&mut self) -> Result<(), QmpError> {
         self.count_memory().await;
         self.read_limits();
@@ -301,7 +302,7 @@ impl<'a> Session<'a> {
             let [before, devices, balloon, stats, after, migrate, status] =
                 self.client.batch(commands).await?;
             let (before, after) = (before?, after?);
-            // The two figures belong together only if nothing was plugged between them.
+            // The two figures belong together only if no memory was plugged between them.
             if before == after {
                 self.note_ram(ram::ram_in(&before, devices.as_ref().ok())?).await?;
                 self.note_balloon(balloon)?;
@@ -334,7 +335,7 @@ impl<'a> Session<'a> {
         self.ensure_polling().await
     }
 
-    /// Memory is plugged and unplugged while the guest runs.
+    /// Memory may be plugged and unplugged while the guest runs.
     async fn note_ram(&mut self, ram: Ram) -> Result<(), QmpError> {
         if ram != self.ram {
             self.ram = ram;
@@ -344,7 +345,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Shows the RAM that QEMU reports, at most what the kernel sees mapped by it.
+    /// Shows the RAM that QEMU reports, but at most the memory that QEMU has mapped according to
+    /// the kernel.
     fn show_ram(&self) {
         let said = self.ram;
         let counters = self.peer.qemu.as_ref().ok().and_then(|pid| Counters::of(*pid).ok());
@@ -380,7 +382,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A limit may come, change or go at any time.
+    /// A limit may appear, change or disappear at any time.
     fn read_limits(&self) {
         let Ok(pid) = self.peer.qemu else { return };
         if let Ok(limits) = sys::memory_limits::of_process(pid) {
@@ -395,7 +397,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// A refusal is a limit of this VM: no balloon can be used on this host, for example.
+    /// A refusal is a limit of this VM: for example, this host cannot use balloons at all.
     fn note_balloon(&self, answer: Result<Value, QmpError>) -> Result<(), QmpError> {
         match answer.and_then(|answer| questions::balloon_in(&answer)) {
             Ok(size) => self.note_size(size),
@@ -408,7 +410,7 @@ impl<'a> Session<'a> {
     }
 
     fn note_size(&self, size: Bytes) {
-        // With more than its RAM the guest has a DIMM that is not known yet.
+        // A size beyond the known RAM means that a DIMM was plugged and is not known yet.
         if size > self.ram.reach {
             return;
         }
@@ -416,7 +418,7 @@ impl<'a> Session<'a> {
         self.slot.limit(Mechanism::Balloon, None);
     }
 
-    /// Bad statistics leave the last good ones in place, to grow old.
+    /// Bad statistics leave the last good ones in place, which then age.
     fn note_stats(&mut self, answer: Result<Value, QmpError>) {
         let outcome = match answer {
             Ok(answer) => self.date_stats(&answer).map_err(|error| error.to_string()),
@@ -437,7 +439,7 @@ impl<'a> Session<'a> {
         Ok(Reading::new(stats, at))
     }
 
-    /// Has QEMU ask the guest for statistics once in a period; the interval it had is recorded
+    /// Makes QEMU poll the guest's statistics once in a period; the original interval is recorded
     /// first.
     async fn ensure_polling(&mut self) -> Result<(), QmpError> {
         if self.is_polling && !self.shared.is_hands_off() {
@@ -461,7 +463,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Records the original of what is about to be changed. `false`: it could not be, so hands off.
+    /// Records the original of a setting before it is changed. `false`: recording failed, so the
+    /// setting must not be changed.
     async fn record(&mut self, undo: UndoRecord) -> bool {
         if undo == self.undo {
             return true;
@@ -487,11 +490,11 @@ impl<'a> Session<'a> {
         self.set_balloon(wish).await
     }
 
-    /// Puts back whatever is on record for this socket.
+    /// Restores the changes on record for this socket.
     async fn obey(&mut self, Restore { reply }: Restore) -> Result<(), QmpError> {
         let records = &self.shared.records;
         let Some(undo) = records.at(&self.slot.path).await else {
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             drop(reply.send(None));
             return Ok(());
         };
@@ -508,7 +511,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Asks for the balloon; what QEMU refuses, the operator reads in the view.
+    /// Sets the balloon; the view shows a refusal to the operator.
     async fn set_balloon(&mut self, wish: Wish) -> Result<(), QmpError> {
         let refusal = match self.try_set_balloon(wish).await {
             Ok(None) => {
@@ -524,7 +527,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// `Some`: why it was not even tried.
+    /// `Some`: the reason why it was not tried.
     async fn try_set_balloon(&mut self, wish: Wish) -> Result<Option<String>, QmpError> {
         let migration = questions::migration(&mut self.client).await?;
         self.slot.state().view.migration = migration;
@@ -539,7 +542,8 @@ impl<'a> Session<'a> {
                 return Ok(Some("the balloon's original size could not be recorded".to_owned()));
             }
         }
-        // A DIMM that came since is the guest's, and one that went is gone.
+        // A DIMM that was plugged since then belongs to the guest, and one that was unplugged is
+        // gone.
         let ram = ram::ram(&mut self.client).await?.reach;
         let target = wish.target.map(|target| target.plus(ram).minus(wish.ram));
         self.client.execute(questions::set_balloon(target)).await?;
@@ -547,20 +551,19 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What is on record of this life of the VM, taken over where it was known by another socket or
-/// name.
+/// The record of this incarnation of the VM. If it has another socket or name, it is updated.
 async fn on_record(shared: &Shared, slot: &Slot, peer: &Peer, name: &VmName) -> UndoRecord {
     let fresh = UndoRecord::untouched(name.clone(), slot.path.clone(), peer.incarnation);
     let Some(old) = shared.records.of_life(peer.incarnation).await else { return fresh };
     let undo = UndoRecord { vm: fresh.vm, socket: fresh.socket, ..old.clone() };
     if undo != old && shared.records.keep(undo.clone()).await.is_ok() && undo.socket != old.socket {
-        // If it cannot be, the next release finds nobody there and strikes it out.
+        // If this fails, the next release finds no QEMU at that socket and removes the record.
         let _ = shared.records.strike(old).await;
     }
     undo
 }
 
-/// Ticks that are never made up for: after a pause the next comes a whole period later.
+/// A ticker that does not catch up: after a delay the next tick comes a whole period later.
 fn steady(period: Duration) -> Interval {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,5 @@
-//! What the VM tasks share: the slots, who owns which name, and what may be changed.
+//! State that the VM tasks share: the slots, the owners of names, and whether changes are
+//! allowed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,27 +18,27 @@ use super::tenant::Rules;
 /// Shared by the loop, the discovery and every VM's task.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// How often each VM is asked.
+    /// How often each VM is queried.
     pub(super) period: Duration,
-    /// Where undo records go before anything is changed.
+    /// The undo records, which are written before any change.
     pub(super) records: Records,
-    /// Released: watch, and change nothing.
+    /// Whether VMs are released: they are watched, but not changed.
     hands_off: AtomicBool,
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
     rules: Mutex<Arc<Rules>>,
     lives: Mutex<BTreeMap<u64, Told>>,
-    /// Places for processes that are just being met.
+    /// Permits for reading about newly found processes.
     pub(super) meetings: Arc<Semaphore>,
 }
 
-/// So many processes are met at a time; one that hangs keeps its place.
+/// Number of processes that are read about at a time; one that hangs keeps its permit.
 const MEETINGS: usize = 64;
 
-/// The names that the QEMU of one life has told.
+/// The names that the QEMU of one incarnation has reported.
 #[derive(Debug)]
 struct Told {
     first: VmName,
-    /// Another name that it has told later.
+    /// Another name that it has reported later.
     second: Option<VmName>,
 }
 
@@ -49,7 +50,7 @@ impl Shared {
         Self { period, records, hands_off, slots, rules, lives, meetings }
     }
 
-    /// By what VMs are known to be of their groups.
+    /// The rules that assign VMs to groups.
     pub(super) fn rules(&self) -> Arc<Rules> {
         Arc::clone(&lock(&self.rules))
     }
@@ -58,10 +59,10 @@ impl Shared {
         *lock(&self.rules) = Arc::new(rules);
     }
 
-    /// Notes what the QEMU of this life calls itself.
+    /// Notes the name that the QEMU of this incarnation reports.
     ///
     /// # Errors
-    /// It has told another name before: neither is known to be true.
+    /// It has reported another name before: neither is known to be true.
     pub(super) fn note_name(&self, life: u64, told: &VmName) -> Result<(), TwoNames> {
         let mut lives = lock(&self.lives);
         let known = lives.entry(life).or_insert(Told { first: told.clone(), second: None });
@@ -71,17 +72,17 @@ impl Shared {
         known.fault()
     }
 
-    /// Nothing, as long as the QEMU of this life has told one name only, by any socket.
+    /// Checks that the QEMU of this incarnation has reported only one name, through any socket.
     pub(super) fn has_one_name(&self, life: u64) -> Result<(), TwoNames> {
         lock(&self.lives).get(&life).map_or(Ok(()), Told::fault)
     }
 
-    /// Forgets the names of lives that are over.
+    /// Forgets the names of incarnations that are over.
     pub(super) fn forget_names(&self, is_over: impl Fn(u64) -> bool) {
         lock(&self.lives).retain(|life, _| !is_over(*life));
     }
 
-    /// The slots. Never held over an await, nor while a slot's own lock is held.
+    /// The slots. The lock is never held over an await, nor while a slot's own lock is held.
     pub(super) fn slots(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Arc<Slot>>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,9 +100,10 @@ impl Shared {
         self.slots().values().find(|slot| slot.state().name.as_ref() == Some(name)).cloned()
     }
 
-    /// Gives `name` to the slot of `path`, unless the VM of another socket has it and lives. What a
-    /// socket tells goes before what a command line does: a VM that is known by its process alone
-    /// loses the name. That of the socket's own process `pid` is not shown any more.
+    /// Gives `name` to the slot of `path`, unless a live VM of another socket has it. A name
+    /// reported on a socket takes precedence over one on a command line: a VM that is known only
+    /// by its process loses the name. If the slot of the socket's own process `pid` exists, it is
+    /// no longer shown.
     ///
     /// # Errors
     /// The other socket.
@@ -134,7 +136,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Every VM that is to be seen. One that has not told its name goes by its socket's.
+    /// All VMs to be shown. A VM that has not reported its name is shown under its socket's.
     pub(super) fn views(&self) -> BTreeMap<VmName, VmView> {
         let slots = self.slots();
         let mut views = BTreeMap::new();
@@ -143,7 +145,7 @@ impl Shared {
             let state = slot.state();
             match &state.name {
                 Some(name) => drop(views.insert(name.clone(), state.view.clone())),
-                // It is none, or has a socket by now.
+                // The process is not a VM, or has a socket by now.
                 None if process_vm::is_place(&slot.path) => {}
                 None => nameless.push((slot.path.clone(), state.view.clone())),
             }
@@ -157,7 +159,7 @@ impl Shared {
     }
 }
 
-/// A QEMU that has told two names in one life is not managed any more.
+/// A QEMU that has reported two names in one incarnation is not managed any more.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "QEMU has called itself `{first}` and then `{second}`: it is managed under neither name until it is started anew"
@@ -178,7 +180,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name of a VM whose own name is not believed: its socket's path, which fits no group.
+/// The name of a VM whose own name is not trusted: its socket's path, which matches no group.
 pub(super) fn name_of_stranger(socket: &Path) -> VmName {
     VmName::from(words::plain(&socket.to_string_lossy()))
 }

@@ -1,8 +1,9 @@
-//! The place where a VM's task leaves what it knows, and finds what it is to do.
+//! The slot in which a VM's task leaves its readings and finds its orders.
 //!
-//! One slot per QMP socket. The task writes, the loop reads, neither waits for the other: the lock
-//! is held for copies only. Wishes for the balloon are not queued: a newer one replaces the older,
-//! so a QEMU that was stuck for an hour is asked for what is wanted now.
+//! There is one slot per QMP socket. The task writes and the loop reads; neither waits for the
+//! other, because the lock is only held for copying. Requests for the balloon are not queued: a
+//! newer one replaces the older. So a QEMU that was stuck for an hour is asked only for the size
+//! that is wanted now.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,65 +16,65 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use super::hands::MoveTurn;
 use super::undo::RestoreError;
 
-/// How long a VM whose QEMU has ended is still shown.
+/// How long a VM is still shown after its QEMU has ended.
 pub(super) const SHOWN_AFTER_END: Millis = Millis::secs(5);
 
-/// Why nothing is known of a VM whose socket has just been found …
+/// Reason for the missing data of a VM whose socket has just been found.
 pub(super) const NOT_CONNECTED: &str = "not connected yet";
-/// … and of one that QEMU has just told the name of.
+/// Reason for the missing data of a VM whose QEMU has only reported its name.
 pub(super) const NOT_ASKED: &str = "connected, not asked yet";
 
-/// The order to put the originals back, which somebody waits for.
+/// The order to restore the original settings; the sender waits for the reply.
 #[derive(Debug)]
 pub(super) struct Restore {
-    /// How it went; `None`: nothing had been changed.
+    /// The result; `None`: there were no changes.
     pub(super) reply: oneshot::Sender<Option<Result<String, RestoreError>>>,
 }
 
-/// What a VM's task is told to do, and answers.
+/// An order to a VM's task, which it answers.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Put back what was changed.
+    /// Restore the original settings.
     Restore(Restore),
-    /// What is next of a migration.
+    /// Take a turn of a migration.
     Move(MoveTurn),
 }
 
-/// A wish for the balloon.
+/// A requested size of the balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) incarnation: u64,
-    /// Where the balloon is to stand when the VM has `ram`; `None`: it is to hold nothing.
+    /// Size of the VM when its RAM is `ram`; `None`: the balloon is to be empty.
     pub(super) target: Option<Bytes>,
-    /// The RAM of which that was decided.
+    /// The RAM for which the target was chosen.
     pub(super) ram: Bytes,
 }
 
-/// One QMP socket's VM.
+/// The VM of one QMP socket.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// The socket.
+    /// Path of the socket.
     pub(super) path: PathBuf,
-    /// Told when there is a wish.
+    /// Notified when there is a request for the balloon.
     pub(super) wished: Notify,
     orders: mpsc::Sender<Order>,
     state: Mutex<State>,
 }
 
-/// What is known.
+/// State of the VM.
 #[derive(Debug)]
 pub(super) struct State {
-    /// `None` until QEMU has told it, or where another socket's VM has it already.
+    /// `None` until QEMU has reported it, or if another socket's VM has it already.
     pub(super) name: Option<VmName>,
-    /// What the world sees.
+    /// The view of the VM that is shown.
     pub(super) view: VmView,
-    /// Since when no QEMU is behind the socket.
+    /// Time since which no QEMU is behind the socket.
     pub(super) ended: Option<Time>,
     wish: Option<Wish>,
 }
 
 impl Slot {
-    /// An empty slot, and the far end of its orders.
+    /// An empty slot, and the receiver of its orders.
     pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<Order>) {
         let (orders, inbox) = mpsc::channel(4);
         let state = State {
@@ -85,34 +86,34 @@ impl Slot {
         (Self { path, wished: Notify::new(), orders, state: Mutex::new(state) }, inbox)
     }
 
-    /// The state. The lock is for copying in and out: never held over an await.
+    /// The state. The lock is for copying in and out, and never held over an await.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The VM's name, or what its socket suggests.
+    /// The VM's name, or the one that its socket suggests.
     pub(super) fn name(&self) -> VmName {
         let name = self.state().name.clone();
         name.unwrap_or_else(|| super::shared::name_of_socket(&self.path))
     }
 
-    /// Leaves a wish in place of any older one.
+    /// Leaves a request that replaces any older one.
     pub(super) fn wish(&self, wish: Wish) {
         self.state().wish = Some(wish);
         self.wished.notify_one();
     }
 
-    /// Takes the wish.
+    /// Takes the request.
     pub(super) fn take_wish(&self) -> Option<Wish> {
         self.state().wish.take()
     }
 
-    /// Hands over an order. `false`: the task is gone, or has too much to do already.
+    /// Sends an order. `false`: the task is gone, or its queue is full.
     pub(super) fn order(&self, order: Order) -> bool {
         self.orders.try_send(order).is_ok()
     }
 
-    /// Notes that QEMU does not answer; `ended`: that there is no QEMU any more.
+    /// Notes that QEMU does not answer; `ended`: that QEMU has ended.
     pub(super) fn down(&self, why: String, ended: bool) {
         let now = boot_now();
         let mut state = self.state();
@@ -125,7 +126,7 @@ impl Slot {
         state.ended = ended.then(|| state.ended.unwrap_or(now));
     }
 
-    /// Forgets which process is behind the socket: nothing more is done to it.
+    /// Forgets the process behind the socket: it is not touched any more.
     pub(super) fn disown(&self) {
         self.state().view.pid = None;
     }
@@ -137,7 +138,7 @@ impl Slot {
         state.ended = None;
     }
 
-    /// Notes that QEMU refused, or that we did not dare.
+    /// Notes that QEMU refused an action, or that the action was not tried.
     pub(super) fn failed(&self, what: String) {
         self.state().view.last_error = Some(Reading::new(what, boot_now()));
     }
@@ -151,8 +152,8 @@ impl Slot {
         };
     }
 
-    /// Counts the CPU time of QEMU's cgroup. A host without cgroup v2 has no such counter; nothing
-    /// depends on it.
+    /// Reads the CPU time of QEMU's cgroup. A host without cgroup v2 has no such counter, and no
+    /// function depends on it.
     pub(super) fn count_cpu(&self, pid: u32) {
         let Ok(Some(cgroup)) = sys::cgroup::of_process(pid) else { return };
         let spent = sys::cgroup::cpu_usage_us(&cgroup).ok();
@@ -166,7 +167,7 @@ impl Slot {
     }
 }
 
-/// A VM of which nothing is known.
+/// A VM about which nothing is known.
 pub(super) fn unknown_vm(why: String) -> VmView {
     VmView::unknown(Link::Down { since: boot_now(), why })
 }

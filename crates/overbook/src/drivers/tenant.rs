@@ -1,22 +1,23 @@
-//! To which group a VM belongs: what root made says it, and never QEMU alone.
+//! Determines to which group a VM belongs, by evidence from root and never by QEMU's word alone.
 //!
-//! **Problem.** The name of a VM is what its QEMU answers. A QEMU that a guest has taken over, or
-//! any program that listens like one, answers with the name of another tenant's VM.
+//! **Problem.** A VM's name is the one that its QEMU reports. A compromised QEMU, or any program
+//! that listens like one, can report the name of another tenant's VM.
 //!
-//! **Idea.** A name only chooses a group; something that root made has to confirm it. Any of these
-//! does:
+//! **Idea.** A name only chooses a group; an object that root has made has to confirm it. Any of
+//! these does:
 //!
-//! * the QMP socket lies in a directory that has the group's name ([`place`]);
-//! * the process runs as a user that the group names (`uid`), and no manager runs other VMs as that
-//!   user;
-//! * only root can make sockets in the socket's directory, and the socket is called like the VM;
-//! * the host's manager of VMs says that this process is this VM ([`managers`]).
+//! * the QMP socket is in a directory that has the group's name ([`place`]);
+//! * the process runs as a user that the group names (`uid`), and no manager runs other VMs as
+//!   that user;
+//! * only root can create sockets in the socket's directory, and the socket is named like the VM;
+//! * the host's VM manager says that this process is this VM ([`managers`]).
 //!
-//! And nothing may contradict: not the directory of another group, no user that is none of the
-//! group's, no other name by the manager. A VM that is not confirmed is watched, under the path of
-//! its socket, which fits no group.
+//! And no evidence may contradict: neither the directory of another group, nor a user that is not
+//! one of the group's, nor another name in the manager's records. A VM without confirmation is
+//! only watched, under the path of its socket, which matches no group.
 //!
-//! **Left out.** Which VM of one group is which: a tenant's own QEMUs may take each other's names.
+//! **Left out.** Which VM of one group is which: a tenant's own QEMUs may take each other's
+//! names.
 
 pub(crate) mod managers;
 pub(crate) mod place;
@@ -38,22 +39,22 @@ pub(super) struct Rules(Vec<Group>);
 struct Group {
     name: GroupName,
     vms: Vec<NamePattern>,
-    /// `None`: the group names no user. A name that this host does not know counts as no user.
+    /// `None`: the group names no user. A name that is unknown on this host matches no user.
     users: Option<Vec<u32>>,
 }
 
-/// The evidence about a VM's identity, besides its QEMU's answers.
+/// The evidence about a VM's identity, in addition to its QEMU's answers.
 #[derive(Debug)]
 pub(super) struct Evidence {
     pub(super) place: Place,
     /// The user that its process runs as.
     pub(super) uid: Option<u32>,
     pub(super) managed: Option<Managed>,
-    /// A manager runs other VMs as the same user, who confirms nothing then.
+    /// Whether a manager runs other VMs as the same user; the user then confirms nothing.
     pub(super) is_shared_user: bool,
 }
 
-/// Why a VM is of no group, although its name is.
+/// Why a VM is in no group, although its name matches one.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Stranger {
     #[error("QEMU calls itself `{told}`, but {manager} has started it as `{name}`")]
@@ -78,7 +79,7 @@ fn because(fault: Option<&str>) -> String {
 }
 
 impl Rules {
-    /// Of these groups; their users are looked up now.
+    /// The rules of these groups; their users are looked up now.
     pub(super) fn of<'a>(groups: impl IntoIterator<Item = (&'a GroupName, &'a GroupSpec)>) -> Self {
         let uids = |group: &GroupSpec| group.users.iter().filter_map(|user| uid_of(user)).collect();
         let rule = |(name, group): (&GroupName, &GroupSpec)| Group {
@@ -89,10 +90,10 @@ impl Rules {
         Self(groups.into_iter().map(rule).collect())
     }
 
-    /// Whether a VM that calls itself `told` may have this name.
+    /// Whether a VM that reports the name `told` may have this name.
     ///
     /// # Errors
-    /// It is one of a group's, and that it is of the group is not confirmed.
+    /// The name matches a group, and no evidence confirms that the VM belongs to it.
     pub(super) fn admit(&self, told: &VmName, evidence: &Evidence) -> Result<(), Stranger> {
         let Evidence { place, uid, managed, is_shared_user } = evidence;
         let Some(group) = self.0.iter().find(|group| group.vms.iter().any(|p| p.matches(told)))
@@ -127,11 +128,11 @@ impl Rules {
 }
 
 impl Evidence {
-    /// Of the VM behind this socket. `managed`: what a manager has said of this very process
-    /// before, which stays so. Later its file may be unreadable (a cluster file system without a
-    /// quorum), or tell the name that the VM has from its next start on.
+    /// Collects the evidence about the VM behind this socket. `managed` is what a manager said of
+    /// this very process earlier, and remains valid. Later its file may be unreadable (a cluster
+    /// file system without a quorum), or contain the name that the VM gets at its next start.
     ///
-    /// Reads files: on a thread that may wait for them.
+    /// Reads files, so it needs a blocking thread.
     pub(super) fn of(
         socket: &Path,
         process: Option<Identity>,
@@ -143,9 +144,9 @@ impl Evidence {
         Self { place: Place::of(socket), uid, managed, is_shared_user }
     }
 
-    /// Of a VM that is known by its process alone.
+    /// Collects the evidence about a VM that is known only by its process.
     ///
-    /// Reads files: on a thread that may wait for them.
+    /// Reads files, so it needs a blocking thread.
     pub(super) fn of_process(process: Identity) -> Self {
         let managed = managers::name_of(process);
         let is_shared_user = managed.is_none() && managers::share_user_of(process);

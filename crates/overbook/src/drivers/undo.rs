@@ -1,19 +1,20 @@
-//! What Overbook has changed on a VM, and how it is put back.
+//! The changes that Overbook has made to a VM, and their undoing.
 //!
-//! Two things: the interval at which QEMU asks the guest for statistics, and the balloon's size.
-//! Before the first change of each the original goes into an [`UndoRecord`] that is on disk
-//! *before* the change is made; when it cannot be kept, the change is not made. A daemon that
-//! starts again finds the record by the VM's life, so that it never takes its own settings for the
-//! originals. What was put back is struck out by whoever put it back, before anything else is done
-//! to the VM.
+//! There are two: the interval at which QEMU polls the guest's statistics, and the balloon's
+//! size. Before the first change of each, the original goes into an [`UndoRecord`] that is on
+//! disk *before* the change is made; if it cannot be written, the change is not made. A restarted
+//! daemon finds the record by the VM's incarnation, so it never takes its own settings for the
+//! originals. The process that has restored a setting removes its record before it does anything
+//! else to the VM.
 //!
-//! The balloon's size is relative to the RAM that the VM had: what the balloon held, it is to hold
-//! again, and memory that was plugged since is the guest's. A grant comes back up to the memory
-//! that its guest has free: a guest without swap is never shrunk below what it uses ([`spare`]).
+//! The balloon's size is relative to the RAM that the VM had. The balloon is to hold again what
+//! it held, and memory that was plugged since then belongs to the guest. At most the guest's free
+//! memory is taken back of a grant: a guest without swap is never shrunk below the memory that it
+//! uses ([`spare`]).
 //!
-//! Putting back works through a running daemon (the socket serves one client at a time) and without
-//! one ([`restore_at`], for `ExecStopPost`). It is idempotent, and never done to another life of
-//! the VM.
+//! Restoring works through a running daemon (the socket serves one client at a time) and without
+//! one ([`restore_at`], for `ExecStopPost`). It is idempotent, and is never applied to another
+//! incarnation of the VM.
 
 use std::path::Path;
 
@@ -29,43 +30,43 @@ use super::ram;
 use super::records::Records;
 use crate::journal::UndoRecord;
 
-/// Why nothing, or not everything, was put back.
+/// Why nothing, or not everything, was restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// QEMU cannot be asked, or refuses.
+    /// QEMU does not answer, or refuses.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// The balloon must not move now.
+    /// The balloon must not change now.
     #[error(
         "it is being migrated: its balloon stays at {actual} instead of the original {original}"
     )]
     Migrating {
-        /// Where it stands.
+        /// The present size.
         actual: Bytes,
-        /// Where it should be.
+        /// The original size.
         original: Bytes,
     },
-    /// Nobody answers.
+    /// QEMU does not answer.
     #[error("QEMU does not answer")]
     Unreachable,
-    /// The QEMU that was changed lives, and does not answer at its socket.
+    /// The changed QEMU is alive, but does not answer at its socket.
     #[error("the QEMU that was changed still runs, but another process answers at its socket")]
     Another,
-    /// Put back, and the journal cannot be written.
+    /// The settings were restored, but the journal cannot be written.
     #[error("{done}; but it stays on record: {why}")]
     OnRecord {
-        /// What was put back.
+        /// Description of the restored settings.
         done: String,
-        /// Why the record cannot be struck out.
+        /// Why the record cannot be removed.
         why: String,
     },
 }
 
-/// Why there is nothing to be put back.
+/// Result for a VM whose QEMU has ended.
 pub(super) const GONE: &str = "its QEMU has ended, nothing is left to undo";
 
-/// Puts back what `undo` says on the VM behind its socket, and strikes it out. Only while no daemon
-/// is connected to it.
+/// Restores the settings in `undo` on the VM behind its socket, and removes the record. Only to
+/// be called while no daemon is connected to the VM.
 pub async fn restore_at(
     records: &Records,
     undo: &UndoRecord,
@@ -79,7 +80,7 @@ pub async fn restore_at(
     (undo.vm.clone(), strike_out(records, undo.clone(), outcome).await)
 }
 
-/// Strikes out what was put back.
+/// Removes the record of settings that were restored.
 pub(super) async fn strike_out(
     records: &Records,
     undo: UndoRecord,
@@ -92,7 +93,7 @@ pub(super) async fn strike_out(
     }
 }
 
-/// Puts back what `undo` says; says in words what was done.
+/// Restores the settings in `undo`; describes in words what was done.
 pub(super) async fn restore(
     client: &mut Client,
     socket: &Path,
@@ -100,7 +101,7 @@ pub(super) async fn restore(
 ) -> Result<String, RestoreError> {
     let life = identity::of(client, socket).map(|peer| peer.incarnation);
     if life.as_ref().ok() != Some(&undo.incarnation) {
-        // The record stays as long as the QEMU that it is of may live.
+        // The record stays as long as its QEMU may be alive.
         return match life {
             _ if !identity::has_ended(undo.incarnation) => Err(RestoreError::Another),
             Err(error) => Err(QmpError::Ended(error).into()),
@@ -138,14 +139,14 @@ pub(super) async fn restore(
     Ok(if done.is_empty() { "nothing had been changed".to_owned() } else { done.join(", ") })
 }
 
-/// Where the balloon stood, of which `recorded` is on record when the VM had the RAM `then`, as
-/// that is with the RAM that it has `now`.
+/// The original balloon size, adjusted for RAM plugged since then: `recorded` was the size when
+/// the VM had `then` of RAM, and it has `now`.
 fn original(recorded: Bytes, then: Option<Bytes>, now: Bytes) -> Bytes {
     then.map_or(recorded, |then| now.minus(then.minus(recorded)))
 }
 
-/// Memory that a guest can lose without harm, by its own word; `None`: nothing, for all that is
-/// known. A guest that has swapped has somewhere to put the rest.
+/// Memory that a guest can lose without harm, according to its statistics; `None`: not known. A
+/// guest that has swapped can swap the rest.
 async fn spare(client: &mut Client, device: &str) -> Result<Option<Bytes>, QmpError> {
     let answer = match client.execute(questions::property(device, "guest-stats")).await {
         Err(error) if error.is_fatal() => return Err(error),
@@ -183,7 +184,8 @@ mod tests {
         assert_eq!(original(Bytes::mib(384), None, Bytes::mib(512)), Bytes::mib(384));
     }
 
-    /// The record is of this process, which is no QEMU: another life answers at the socket.
+    /// The record names this process, which is not QEMU: another incarnation answers at the
+    /// socket.
     #[tokio::test]
     async fn a_record_of_a_qemu_that_lives_is_kept_whoever_answers_at_its_socket() {
         let dir = tempfile::tempdir().unwrap();

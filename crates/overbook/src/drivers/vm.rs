@@ -1,17 +1,17 @@
-//! One VM's task: connects, asks once in a period, carries out wishes, and starts over when QEMU
-//! dies.
+//! One VM's task: connects, queries once in a period, carries out requests, and starts over when
+//! QEMU dies.
 //!
-//! Each VM has its own task and its own connection, so a stopped QEMU costs its own task's time and
-//! nobody else's. What the task learns goes into its [`Slot`]; readings of a QEMU that does not
-//! answer stay there and grow old. After a missed deadline the connection is kept (QEMU may only be
-//! stopped); after anything worse it is made anew, with pauses that double from [`FIRST_PAUSE`] to
-//! [`LONGEST_PAUSE`].
+//! Each VM has its own task and its own connection, so a stopped QEMU only costs its own task
+//! time. The task puts its readings into its [`Slot`]; if QEMU does not answer, the old ones stay
+//! there and age. After a missed deadline the connection is kept (QEMU may only be stopped).
+//! After any worse error it is closed and opened again, with pauses that double from
+//! [`FIRST_PAUSE`] to [`LONGEST_PAUSE`].
 //!
-//! **Invariant.** The balloon moves only in the life of the VM that the wish was made for, never
-//! during a migration, and only after its original size was recorded.
+//! **Invariant.** The balloon changes only in the incarnation of the VM for which the request was
+//! made, never during a migration, and only after its original size was recorded.
 //!
-//! **Cost.** Per period one batch of commands, two small files of `/proc`, and one or three of each
-//! level of its cgroups.
+//! **Cost.** One batch of commands, two small files of `/proc`, and one or three files of each
+//! level of its cgroups per period.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +26,9 @@ use super::shared::Shared;
 use super::slot::{Order, Restore, Slot};
 use super::undo::{self, RestoreError};
 
-/// The pause after the first failure to connect.
+/// Pause after the first failure to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// The pause after many.
+/// Longest pause, after many failures.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Keeps one VM's slot up to date until the task is aborted.
@@ -40,7 +40,7 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
             Ok(mut session) => session.run(&mut orders).await,
             Err(error) => error,
         };
-        // A connection that breaks again and again is no better than none.
+        // A connection that breaks repeatedly is no better than none.
         if started.elapsed() > LONGEST_PAUSE {
             pause = FIRST_PAUSE;
         }
@@ -49,10 +49,10 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
         }
         let is_end = is_end(&slot, &error);
         slot.down(error.to_string(), is_end);
-        // What was wished of the QEMU that is gone is not for the next one.
+        // A request to the previous QEMU does not apply to the next one.
         slot.take_wish();
         while let Ok(order) = orders.try_recv() {
-            // Who moves it finds that nobody answers.
+            // The dropped reply of a move tells its sender that there is no answer.
             if let Order::Restore(order) = order {
                 refuse(order, is_end, &shared, &slot).await;
             }
@@ -62,17 +62,17 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
     }
 }
 
-/// Whether there is no QEMU any more, rather than one that does not answer us.
+/// Whether QEMU has ended, as opposed to a QEMU that does not answer.
 fn is_end(slot: &Slot, error: &SessionError) -> bool {
     match error {
         SessionError::Qmp(error) if error.is_dead_socket() => true,
-        // It may be back before the next try; the socket then tells.
+        // QEMU may be back before the next try, which shows whether its socket is dead.
         SessionError::Qmp(QmpError::Closed) => slot.state().ended.is_some(),
         _ => false,
     }
 }
 
-/// Answers an order that came while there is no connection.
+/// Answers an order that arrives while there is no connection.
 async fn refuse(order: Restore, is_end: bool, shared: &Shared, slot: &Slot) {
     let outcome = match shared.records.at(&slot.path).await {
         None => None,
@@ -81,11 +81,11 @@ async fn refuse(order: Restore, is_end: bool, shared: &Shared, slot: &Slot) {
         }
         Some(_) => Some(Err(RestoreError::Unreachable)),
     };
-    // Whoever asked may have stopped waiting.
+    // The caller may have stopped waiting.
     drop(order.reply.send(outcome));
 }
 
-/// The mechanisms that only a VM of a group has.
+/// The mechanisms that only VMs of a group have.
 pub(super) const OF_A_GROUP: [Mechanism; 3] =
     [Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
 

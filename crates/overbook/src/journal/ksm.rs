@@ -1,31 +1,31 @@
-//! What KSM's settings were before Overbook changed them.
+//! KSM's settings from before Overbook changed them.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use sys::ksm::Knob;
 
-/// What is to be undone on KSM, which is the whole host's.
+/// The changes of KSM to be undone; KSM belongs to the whole host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KsmRecord {
-    /// The settings that are, or may be, other than they were: by file name, as they were.
+    /// The original values of the settings that are, or may be, changed, by file name.
     pub before: BTreeMap<String, String>,
-    /// Whether pages were merged before Overbook began: those are not ours to unmerge, and nobody
-    /// can tell them from others.
+    /// Whether pages were merged before Overbook began. Overbook must not unmerge those, and
+    /// cannot tell them from others.
     pub had_merged: bool,
-    /// What somebody else has changed since; KSM is then left to them.
+    /// A setting that another writer has changed since; KSM is then left to that writer.
     pub taken_over: Option<String>,
 }
 
 impl KsmRecord {
-    /// What a knob said before; `None`: it is as it was, or somebody else's.
+    /// The original value of a knob; `None`: it has that value, or belongs to another writer.
     #[must_use]
     pub fn before(&self, knob: Knob) -> Option<&str> {
         self.before.get(knob.name()).map(String::as_str)
     }
 
-    /// Whether this can be put back: nothing but KSM's own files is ever written.
+    /// Whether this can be restored: only KSM's own files are ever written.
     pub(super) fn check(&self) -> Result<(), String> {
         let is_known =
             |name: &str, value: &str| Knob::named(name).is_some_and(|knob| knob.admits(value));

@@ -1,4 +1,4 @@
-//! What is on record survives, and what makes no sense is set aside.
+//! Records survive a restart, and invalid journals are set aside.
 
 use super::*;
 use crate::test_process::on_small_disk;

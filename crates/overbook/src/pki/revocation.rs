@@ -1,8 +1,8 @@
-//! Certificates that are trusted no more, although their time is not over.
+//! Certificates that are revoked before they expire.
 //!
-//! The authority keeps them in `revoked`: one a line, with the SHA-256 fingerprint, the serial
-//! number and the name. Overbook's own ends of TLS read that file. QEMU and etcd know only lists
-//! that the authority has signed: so each change makes `ca-crl.pem` anew as well.
+//! The authority lists them in `revoked`, one a line, with the SHA-256 fingerprint, the serial
+//! number and the name. Overbook's own TLS code reads that file. QEMU and etcd only know lists
+//! that the authority has signed, so each change also writes a new `ca-crl.pem`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,11 +21,11 @@ use super::{AUTHORITY_CERTIFICATE, AUTHORITY_VALID, PkiError, issuer};
 /// The list that QEMU and etcd read.
 pub(super) const LIST: &str = "ca-crl.pem";
 
-/// Puts the certificates of these files on the authority's list, and copies the list into each
+/// Adds the certificates in these files to the authority's list, and copies the list to each
 /// directory of certificates that it has signed.
 ///
 /// # Errors
-/// A file cannot be read or made, or holds no certificate.
+/// A file cannot be read or written, or holds no certificate.
 pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError> {
     let list = directory.join(REVOKED);
     let mut text = if list.exists() { files::read(&list)? } else { String::new() };
@@ -58,7 +58,7 @@ pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError
     });
     let params = CertificateRevocationListParams {
         this_update: (now - super::BEFORE).into(),
-        // An expired list would shut every peer out.
+        // With an expired list every peer would be refused.
         next_update: (now + AUTHORITY_VALID).into(),
         crl_number: SerialNumber::from(number),
         issuing_distribution_point: None,
@@ -70,7 +70,7 @@ pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError
     spread(directory)
 }
 
-/// Copies the lists, if there are any, into each directory of certificates.
+/// Copies the lists, if they exist, to each directory of certificates.
 pub(super) fn spread(directory: &Path) -> Result<(), PkiError> {
     for name in [REVOKED, LIST] {
         let list = directory.join(name);

@@ -62,7 +62,7 @@ fn a_revoked_certificate_is_on_both_lists_beside_all_others() {
     init(dir.path()).unwrap();
     host(dir.path(), order("a")).unwrap();
     revoke(dir.path(), &[dir.path().join("a/disks/client-cert.pem")]).unwrap();
-    // Certificates that are made later come with the lists.
+    // Certificates that are created later come with the lists.
     host(dir.path(), order("b")).unwrap();
     for place in ["a", "a/migration", "a/disks", "b", "b/disks"] {
         let list = std::fs::read_to_string(dir.path().join(place).join("revoked")).unwrap();

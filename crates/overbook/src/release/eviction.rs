@@ -1,11 +1,11 @@
-//! Ends a daemon that has the state and cannot be asked: its socket leads nowhere, it was stopped,
-//! or it hangs.
+//! Ends a daemon that holds the state and does not answer: its socket is dead, it was stopped, or
+//! it hangs.
 //!
-//! It is told to end (SIGTERM, and SIGCONT for one that was stopped), and killed if it does not in
-//! time: any process of Overbook may be killed at any instant. Its workers end with it by the
-//! kernel's hand; they are waited for, because nobody else can unshare what they have. The pause is
-//! set first: a daemon that is started again, by systemd for example, then changes nothing, as
-//! after a release that the daemon does itself.
+//! The daemon is told to end (SIGTERM, and SIGCONT in case it was stopped), and is killed if it
+//! does not end in time: any process of Overbook may be killed at any instant. The kernel ends
+//! its workers with it. Eviction waits for them, because only the release can unshare their pages
+//! then. The pause is set first. So a daemon that is restarted, by systemd for example, changes
+//! nothing, as after a release by the daemon itself.
 
 use std::{io, path::Path, time::Duration};
 
@@ -16,28 +16,28 @@ use crate::{
     pause_file::PauseFile,
 };
 
-/// How long the daemon may take to end in good order; it gives itself some 8 s.
+/// How long the daemon may take to end in good order; its own limit is some 8 s.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long the kernel may take to end what was killed.
+/// How long the kernel may take to end a killed process.
 const END: Duration = Duration::from_secs(10);
 
-/// Why the daemon still runs, or may.
+/// Why the daemon still runs, or may still run.
 #[derive(Debug, thiserror::Error)]
 pub enum EvictionError {
-    /// Nothing in `/proc` holds the lock.
+    /// No process visible in `/proc` holds the lock.
     #[error(
         "a daemon uses {0}, does not answer, and cannot be seen from here: end it, then release again"
     )]
     Unseen(String),
-    /// It is not ours to signal.
+    /// The process may not be signalled.
     #[error("the daemon (pid {pid}) does not answer and cannot be told to end: {error}")]
     Refused {
         /// The process.
         pid: u32,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// It hangs in the kernel, or its cgroup is frozen.
+    /// The process hangs in the kernel, or its cgroup is frozen.
     #[error(
         "{what} (pid {pid}) does not answer and does not end, though it was killed: it hangs in the \
          kernel, on a disk for example, or its cgroup is frozen; end that, then release again; one \
@@ -51,11 +51,11 @@ pub enum EvictionError {
     },
 }
 
-/// Ends the daemon that has the lock of this state directory; answers what was done, for the
-/// operator. One that has ended meanwhile is no error.
+/// Ends the daemon that holds the lock of this state directory; returns a report for the
+/// operator. A daemon that has ended meanwhile is no error.
 ///
 /// # Errors
-/// When it cannot be ended.
+/// The daemon cannot be ended.
 pub fn evict(state: &Path, holder: Held) -> Result<String, EvictionError> {
     evict_within(PATIENCE, state, holder)
 }
@@ -66,7 +66,7 @@ fn evict_within(patience: Duration, state: &Path, holder: Held) -> Result<String
     let ended = Ok(format!("the daemon (pid {pid}) did not answer, and has ended"));
     let Some(daemon) = Identity::of(pid) else { return ended };
     let workers = children_of(pid).map_err(refused)?;
-    // Only now is it known that the number is still the holder's.
+    // The lock is checked after the PID was opened, so the PID still belongs to the holder.
     if holder.by != Some(Holder::Daemon) || !holds(state, pid) {
         return ended;
     }
@@ -117,10 +117,10 @@ mod tests {
     use super::*;
     use crate::lock::{LockError, StateLock};
 
-    /// Has the lock of `state`, and does `at_term` when it is told to end.
+    /// Holds the lock of `state`, and runs `at_term` on SIGTERM.
     fn holder(state: &Path, at_term: &str) -> (Child, Held) {
         let trap = format!("trap '{at_term}' TERM");
-        // What it sleeps in has no part in the lock.
+        // The `sleep` processes do not inherit the lock's descriptor.
         let wait = "while :; do sleep 0.1 9<&-; done";
         let script =
             format!("echo $$ daemon > lock; exec 9<>lock; flock 9; {trap}; echo ready; {wait}");

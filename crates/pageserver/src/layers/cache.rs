@@ -1,11 +1,11 @@
-//! `cache`: pages of data disks in memory that the group does not need at the moment (Kim §4.2.3).
+//! `cache`: caches pages of data disks in memory that the group does not need now (Kim §4.2.3).
 //!
-//! A [`Space`] belongs to a group, and all disks of its VMs share it. Its capacity is whatever
-//! policy finds to spare, and changes each second. It holds clean pages only, so giving it up costs
-//! no writing: whole slabs go back at once, with whatever lies in them. Which page makes room for
-//! which is `quick_cache`'s business (Clock-PRO, much like S3-FIFO): pages that are read once, one
-//! after the other, do not drive out those that are read again. On a block trace of CloudPhysics
-//! (1.14 M pages, 269 k distinct) it misses as little as what is better known:
+//! A [`Space`] belongs to a group, and all disks of its VMs share it. Policy sets its capacity
+//! each second, from the memory that the group has to spare. It holds clean pages only, so
+//! shrinking costs no writes: whole slabs go back at once, with all pages in them. `quick_cache`
+//! chooses the page to evict (Clock-PRO, much like S3-FIFO): pages that are read once, in
+//! sequence, do not evict pages that are read again. On a block trace of CloudPhysics (1.14 M
+//! pages, 269 k distinct) its miss ratio is close to that of better-known algorithms:
 //!
 //! ```text
 //! capacity   LRU   quick_cache  W-TinyLFU  S3-FIFO   ARC      (miss ratio)
@@ -15,10 +15,10 @@
 //!    40 %   0.600     0.542       0.493     0.577   0.596
 //! ```
 //!
-//! What more of it would be worth shows a sample of what was read (SHARDS, `pages::shards`).
+//! A sample of the reads shows what a larger capacity would be worth (SHARDS, `pages::shards`).
 //!
-//! A write drives the page out. A page that is being read from below while a write to it is under
-//! way, or begins, is not kept: nobody knows whether it is old.
+//! A write evicts the page. A page is not cached if a write to it overlaps the read from below:
+//! the page read may be old.
 
 use std::hash::RandomState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -38,21 +38,21 @@ use crate::writes::{Writes, Writing};
 
 const PAGE: usize = 4096;
 const PAGES: usize = SLAB / PAGE;
-/// Slots that stay free, so that there is one before room is made for it.
+/// Slots that stay free, so that a new page has one before another page is evicted for it.
 const SPARE: usize = 64;
-/// Pages in the sample of what is read.
+/// Pages in the sample of the reads.
 const SAMPLE: usize = 8192;
-/// Pages that are read before the sample looks at them, all at once.
+/// Pages that are read before the sample takes them in, all at once.
 const BATCH: usize = 256;
-/// So many slabs go back at once; others have their turn in between.
+/// Slabs that are freed or allocated in one step; other tasks run between steps.
 const SLABS_AT_ONCE: usize = 16;
-/// Of a slot that holds nothing.
+/// Owner of a slot that holds no page.
 const NOBODY: Key = Key::MAX;
 
 /// Disk and page.
 type Key = u64;
 
-/// Memory that a group's disks share.
+/// Memory that the disks of a group share.
 pub struct Space {
     held: Mutex<Held>,
     sample: Mutex<Sample>,
@@ -60,10 +60,10 @@ pub struct Space {
     counters: Counters,
 }
 
-/// What came of reads, in pages.
+/// Results of reads, in pages.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Found here.
+    /// Found in the cache.
     pub hits: AtomicU64,
     /// Read from below.
     pub misses: AtomicU64,
@@ -71,20 +71,20 @@ pub struct Counters {
 
 struct Held {
     slabs: Vec<Slab>,
-    /// Where a page lies: its slot.
+    /// Slot of each cached page.
     index: Index<Key, u32, UnitWeighter, RandomState, Evicted>,
-    /// What lies in a slot.
+    /// Page in each slot.
     owners: Vec<Key>,
     free: Vec<u32>,
 }
 
-/// What was read, as far as it tells what more memory would be worth.
+/// A sample of the reads, from which the miss-ratio curve is computed.
 struct Sample {
     shards: Option<Shards>,
     batch: Vec<Key>,
 }
 
-/// Gathers the slots of what had to make room.
+/// Collects the slots of evicted pages.
 struct Evicted;
 
 impl Lifecycle<Key, u32> for Evicted {
@@ -102,7 +102,7 @@ impl Default for Space {
 }
 
 impl Space {
-    /// Without any memory.
+    /// A space without any memory.
     #[must_use]
     pub fn new() -> Self {
         let index = Index::with(PAGES, 0, UnitWeighter, RandomState::new(), Evicted);
@@ -113,14 +113,13 @@ impl Space {
         Self { held, sample, disks: AtomicU32::new(0), counters: Counters::default() }
     }
 
-    /// What came of reads.
+    /// Results of reads so far.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Which share of the pages that were read an LRU of so many pages would not have held, by its
-    /// size in pages.
+    /// Share of the reads that an LRU cache would have missed, by its size in pages.
     #[must_use]
     pub fn curve(&self) -> MissRatioCurve {
         let mut sample = self.sample();
@@ -128,20 +127,20 @@ impl Space {
         sample.shards.as_ref().map_or_else(MissRatioCurve::unknown, Shards::curve)
     }
 
-    /// What it may hold, in bytes.
+    /// Its capacity in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         (self.held().slabs.len() * SLAB) as u64
     }
 
-    /// So many pages lie in it.
+    /// Number of cached pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.held().index.len()
     }
 
-    /// From now on it may hold so many bytes, in whole slabs. What it holds beyond goes back to the
-    /// host before this ends. It stays smaller where the host has no more to give.
+    /// Sets the capacity to `bytes`, in whole slabs. Memory beyond that goes back to the host
+    /// before this returns. The capacity stays smaller if the host has no more memory to give.
     pub async fn set_capacity(&self, bytes: u64) {
         let slabs = usize::try_from(bytes / SLAB as u64).unwrap_or(usize::MAX);
         loop {
@@ -197,14 +196,14 @@ impl Held {
         let Ok(first) = u32::try_from(self.owners.len()) else { return false };
         let Ok(end) = u32::try_from(self.owners.len() + PAGES) else { return false };
         slab.prefer_huge();
-        // The first slabs are filled first, for the last ones go first.
+        // The lower slabs are filled first, because the upper ones are freed first.
         self.free.splice(0..0, (first..end).rev());
         self.owners.resize(self.owners.len() + PAGES, NOBODY);
         self.slabs.push(slab);
         true
     }
 
-    /// All slabs but the first `slabs` go, and what lies in them.
+    /// Frees all slabs after the first `slabs`, and drops the pages in them.
     fn give_back(&mut self, slabs: usize) {
         let slots = slabs * PAGES;
         self.index.retain(|_, slot| (*slot as usize) < slots);
@@ -213,7 +212,7 @@ impl Held {
         self.slabs.truncate(slabs);
     }
 
-    /// Makes room for those slots that stay free, where a smaller space lacks them.
+    /// Evicts pages until [`SPARE`] slots are free, which a smaller space may lack.
     fn spare(&mut self) {
         for slot in (0..self.owners.len()).rev() {
             if self.free.len() >= SPARE {
@@ -241,7 +240,7 @@ impl Held {
 
     fn keep(&mut self, key: Key, page: &[u8]) {
         if self.index.contains_key(&key) {
-            // Somebody else has read it meanwhile.
+            // Another reader has cached it meanwhile.
             return;
         }
         let Some(slot) = self.free.pop() else { return };
@@ -264,7 +263,7 @@ impl Held {
     }
 }
 
-/// A disk, some of whose pages lie in a space.
+/// A disk with a cache: some of its pages lie in a space.
 pub struct Cache {
     below: Arc<dyn Layer>,
     space: Arc<Space>,
@@ -273,14 +272,14 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Over `below`; `space` is shared with other disks of the same group.
+    /// Caches pages of `below`; `space` is shared with other disks of the same group.
     #[must_use]
     pub fn over(below: Arc<dyn Layer>, space: Arc<Space>) -> Self {
         let disk = u64::from(space.disks.fetch_add(1, Ordering::Relaxed)) << 48;
         Self { below, space, disk, writes: Writes::default() }
     }
 
-    /// Copies what lies here; `false`: not all of it does.
+    /// Copies the range out of the cache; `false`: a part of it is not cached.
     fn hit(&self, offset: u64, into: &mut [u8]) -> bool {
         let held = self.space.held();
         let mut rest = into;
@@ -311,7 +310,7 @@ impl Cache {
         Ok(data)
     }
 
-    /// A write to these bytes begins: they do not lie here any more.
+    /// Begins a write to these bytes and drops their pages from the cache.
     fn begin(&self, offset: u64, length: u64) -> Writing {
         let end = offset + length;
         let drop_pages = || {
@@ -324,7 +323,7 @@ impl Cache {
     }
 }
 
-/// The write lasts until the layer below has answered.
+/// Keeps `writing` until the layer below has answered.
 fn during(writing: Writing, answer: Answer<'_>) -> Answer<'_> {
     match answer {
         Answer::Now(result) => Answer::Now(result),
@@ -469,7 +468,7 @@ mod tests {
         }
         let curve = space.curve();
         assert!(curve.miss_ratio(1000.0) > 0.95, "{curve:?}");
-        // All but the first round.
+        // All reads but those of the first round.
         assert!((curve.miss_ratio(5000.0) - 0.25).abs() < 0.05, "{curve:?}");
     }
 

@@ -1,4 +1,4 @@
-//! `count`: what went through, and how long it took.
+//! `count`: counts requests and bytes, and measures latencies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,10 +7,11 @@ use std::time::Instant;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::nbd::reply::Extent;
 
-/// Latencies are counted by powers of two of microseconds, from below 1 up to above half a minute.
+/// Latencies are counted by powers of two of microseconds, from below 1 up to above half a
+/// minute.
 pub const BUCKETS: usize = 26;
 
-/// What went through since the beginning.
+/// Totals since the layer was made.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Reads.
@@ -26,28 +27,28 @@ pub struct Counters {
 /// One kind of operation.
 #[derive(Debug, Default)]
 pub struct Operation {
-    /// How many there were.
+    /// Number of operations.
     pub count: AtomicU64,
-    /// Their bytes.
+    /// Number of their bytes.
     pub bytes: AtomicU64,
-    /// `buckets[i]`: how many took less than 2^i microseconds, and not less than half of that.
+    /// `buckets[i]`: operations that took less than 2^i microseconds, and at least half of that.
     pub buckets: [AtomicU64; BUCKETS],
 }
 
-/// Counts what the layer below does.
+/// Counts the requests to the layer below.
 pub struct Count {
     below: Arc<dyn Layer>,
     counters: Arc<Counters>,
 }
 
 impl Count {
-    /// Over `below`.
+    /// Counts the requests to `below`.
     #[must_use]
     pub fn over(below: Arc<dyn Layer>) -> Self {
         Self { below, counters: Arc::default() }
     }
 
-    /// What was counted.
+    /// The counters, which go on counting.
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
@@ -87,8 +88,8 @@ impl Counters {
 }
 
 impl Operation {
-    /// The latency that a share of the operations stayed below, in microseconds, to a power of two;
-    /// 0: there was none.
+    /// Latency that the given share of operations stayed below, in microseconds, rounded up to a
+    /// power of two; 0 if there was no operation.
     #[must_use]
     pub fn latency_us(&self, share: f64) -> u64 {
         let counts: Vec<u64> =

@@ -10,21 +10,21 @@ use tokio::task::spawn_blocking;
 use crate::layer::{self, Answer, Layer, Read, Zeros};
 use crate::nbd::Errno;
 
-/// What is wrong at the moment.
+/// The faults in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Each read takes so much longer, one after the other: a disk with one head. (Writes lie in
-    /// its cache first.)
+    /// Additional time of each read. Reads wait for one another, as on a disk with one head.
+    /// (Writes go to the disk's cache first.)
     pub delay: Duration,
-    /// And so much for each byte, in nanoseconds.
+    /// Additional time for each byte of a read, in nanoseconds.
     pub ns_per_byte: f64,
-    /// One of so many operations fails; 0: none.
+    /// One in `error_in` operations fails; 0: none.
     pub error_in: u64,
-    /// Nothing is answered until this is no more.
+    /// No request is answered while this is set.
     pub cut: bool,
 }
 
-/// Does to the layer below what it is told to.
+/// Applies faults to the layer below.
 pub struct Fault {
     below: Arc<dyn Layer>,
     faults: watch::Sender<Faults>,
@@ -33,19 +33,19 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Over `below`, as [`Fault::set`].
+    /// Applies `faults` to `below`.
     #[must_use]
     pub fn over(below: Arc<dyn Layer>, faults: Faults) -> Self {
         let (faults, _) = watch::channel(faults);
         Self { below, faults, head: Mutex::new(()), operations: AtomicU64::new(0) }
     }
 
-    /// From now on this is wrong, for what is under way, too.
+    /// Sets the faults from now on, also for requests that wait for the end of a cut.
     pub fn set(&self, faults: Faults) {
         self.faults.send_replace(faults);
     }
 
-    /// What happens to a read of so many bytes, or to something else.
+    /// Applies the faults to one request: a read of `read` bytes, or another operation.
     async fn suffer(&self, read: Option<usize>) -> Result<(), Errno> {
         let mut faults = self.faults.subscribe();
         // The sender lives as long as this layer.
@@ -56,7 +56,7 @@ impl Fault {
         let delay = read.map_or(Duration::ZERO, |_| now.delay) + Duration::from_secs_f64(transfer);
         if !delay.is_zero() {
             let _head = self.head.lock().await;
-            // The runtime's own clock goes by milliseconds.
+            // The runtime's own clock has a resolution of milliseconds.
             let _ = spawn_blocking(move || std::thread::sleep(delay)).await;
         }
         let operation = self.operations.fetch_add(1, Ordering::Relaxed) + 1;

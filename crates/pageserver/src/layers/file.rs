@@ -1,16 +1,16 @@
 //! `file`: content in a file or on a disk of this host.
 //!
-//! What lies in the page cache is read at once; everything else is done by threads that may wait
-//! for the disk. A write is done when the kernel has it: no process that dies loses it. So that a
-//! guest that swaps fast cannot fill this host's memory with what is not yet on the disk, no more
-//! than [`MOST_DIRTY`] may be; then writes wait for the disk. And what is on the disk leaves the
-//! page cache: a host that is short of memory has none for copies of swap.
+//! Content in the page cache is read at once; threads that may wait for the disk do everything
+//! else. A write is done when the kernel has it: the death of a process loses no write. A guest
+//! that swaps fast must not fill this host's memory with dirty pages, so at most [`MOST_DIRTY`]
+//! bytes may be dirty; beyond that, writes wait for the disk. Pages that have been written back
+//! leave the page cache: a host that is short of memory has none for copies of swap.
 //!
-//! Writes to the same bytes land in the order in which they came, also when the connection that
-//! brought one of them has broken meanwhile: a thread that writes is not stopped.
+//! Writes to the same bytes land in the order in which they came, even if the connection of one
+//! of them has broken meanwhile: a thread that writes is not stopped.
 //!
-//! The kernel tells of a failed write once, and may drop what it could not write: from then on the
-//! file may hold old content, so nothing is read from it or written to it any more.
+//! The kernel reports a failed writeback once, and may drop the dirty pages. From then on the
+//! file may hold old content, so all reads and writes fail.
 
 use std::fs::File as Handle;
 use std::io;
@@ -31,9 +31,9 @@ use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
 use crate::writes::{Writes, Writing};
 
-/// So much is written before the disk is asked to catch up, in bytes.
+/// Dirty bytes after which the disk is synced.
 const MOST_DIRTY: u64 = 64 << 20;
-/// Most extents in one answer.
+/// Maximum number of extents in one answer.
 const MOST_EXTENTS: usize = 1024;
 
 /// Content in a file.
@@ -42,9 +42,9 @@ pub struct File {
     path: PathBuf,
     size: u64,
     open: Arc<Open>,
-    /// What was read need not stay in the page cache.
+    /// A layer above caches reads, so read pages need not stay in the page cache.
     is_cached_above: bool,
-    /// Held by whoever makes the disk catch up.
+    /// Held by the task that syncs the disk.
     catching_up: Mutex<()>,
     writes: Writes,
 }
@@ -52,15 +52,15 @@ pub struct File {
 #[derive(Debug)]
 struct Open {
     handle: Handle,
-    /// Bytes written since the disk last caught up.
+    /// Bytes written since the last sync.
     dirty: AtomicU64,
-    /// The disk has failed.
+    /// A sync has failed.
     failed: AtomicBool,
 }
 
 impl File {
-    /// Of a file or block device that is open for reading and writing, and has `size` bytes;
-    /// `path` is what it is called.
+    /// Opens a layer on a file or block device of `size` bytes, whose `handle` can be read and
+    /// written; `path` is its name in messages.
     #[must_use]
     pub fn new(path: &Path, handle: Handle, size: u64) -> Self {
         let open = Open { handle, dirty: AtomicU64::new(0), failed: AtomicBool::new(false) };
@@ -74,16 +74,16 @@ impl File {
         }
     }
 
-    /// What is read leaves the page cache at once, and nothing is read ahead: a layer above keeps
-    /// what is worth it, and the guest reads ahead itself.
+    /// Drops read pages from the page cache at once, and switches readahead off. A layer above
+    /// caches pages that are worth it, and the guest does its own readahead.
     #[must_use]
     pub fn cached_above(self) -> Self {
-        // They are requests, and what is refused costs memory only.
+        // `fadvise` is only advice; if the kernel refuses it, memory is all that it costs.
         let _ = rustix::fs::fadvise(&self.open.handle, 0, None, Advice::Random);
         Self { is_cached_above: true, ..self }
     }
 
-    /// Does something that may wait for the disk.
+    /// Runs `what`, which may wait for the disk, on a blocking thread.
     async fn slowly<T: Send + 'static>(
         &self,
         what: impl FnOnce(&Open) -> io::Result<T> + Send + 'static,
@@ -96,7 +96,7 @@ impl File {
         done.await.map_err(|_| Errno::Io)?.map_err(|error| errno(&error))
     }
 
-    /// Changes these bytes, when all changes of them that came before have ended.
+    /// Changes these bytes, after all earlier changes of them have ended.
     fn change(
         &self,
         (offset, length): (u64, u64),
@@ -107,7 +107,7 @@ impl File {
             writing.turn().await;
             self.catch_up(MOST_DIRTY).await?;
             self.slowly(move |open| {
-                // Whoever waits for this may be gone.
+                // The task that waits for this may be gone.
                 let _writing: Writing = writing;
                 what(open)
             })
@@ -115,7 +115,7 @@ impl File {
         }))
     }
 
-    /// Waits until there is room for more that is not on the disk.
+    /// Syncs the disk if more than `most` bytes are dirty.
     async fn catch_up(&self, most: u64) -> Result<(), Errno> {
         if self.open.dirty.load(Ordering::Relaxed) <= most {
             return Ok(());
@@ -140,7 +140,7 @@ impl Open {
         let dirty = self.dirty.load(Ordering::Relaxed);
         self.handle.sync_data().inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?;
         self.dirty.fetch_sub(dirty, Ordering::Relaxed);
-        // It is a request, and what is refused costs memory only.
+        // `fadvise` is only advice; if the kernel refuses it, memory is all that it costs.
         let _ = rustix::fs::fadvise(&self.handle, 0, None, Advice::DontNeed);
         Ok(())
     }
@@ -274,7 +274,7 @@ mod tests {
             let file = File::new(Path::new("disk"), file, 1 << 20);
             let (release, blocked) = mpsc::channel::<()>();
             let disk = spawn_blocking(move || blocked.recv());
-            // It is on its way to the one thread, which is busy.
+            // This write is queued for the one thread, which is busy.
             let mut first = Box::pin(file.write(0, &[1; 8192]).result());
             assert!((&mut first).now_or_never().is_none());
             drop(first);

@@ -1,10 +1,10 @@
-//! `memory`: content in this process' own memory, for as long as it runs.
+//! `memory`: content in this process' own memory, for as long as the process runs.
 //!
-//! In slabs of 16 MiB, each with a lock of its own, which come into being at their first write, or
-//! were there before ([`Memory::of`]). A bit per page says what was written: what was not is a
-//! hole, and reads as zeros without being touched. A slab can be taken back: from then on nothing
-//! can be read there or written. Before that there can be notice: it can be read, and nothing can
-//! be written.
+//! The memory consists of slabs of 16 MiB, each with its own lock. A slab is allocated at its
+//! first write, or was given in advance ([`Memory::of`]). A bit per page says whether the page
+//! was written; an unwritten page is a hole, and reads as zeros without being touched. A slab can
+//! be taken back: from then on reads and writes there fail. A slab can be given notice before
+//! that: it can then be read and zeroed, but not written.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,8 @@ use crate::nbd::reply::{self, Extent};
 pub const SLAB: usize = 16 << 20;
 const PAGE: usize = 4096;
 const PAGES: usize = SLAB / PAGE;
-/// Who asks for block status is told of so many bytes at most, and asks again.
+/// Maximum number of bytes that one answer about block status covers; the client asks again for
+/// the rest.
 const MOST_LOOKED_AT: u32 = 64 << 20;
 
 /// Content in memory.
@@ -28,20 +29,20 @@ pub struct Memory {
     slabs: Vec<Mutex<State>>,
 }
 
-/// What became of a slab.
+/// State of a slab.
 #[derive(Debug)]
 enum State {
-    /// Nothing was written there.
+    /// No byte of it was written, and it has no memory.
     Empty,
-    /// Something may have been.
+    /// It has memory.
     There(Pages),
-    /// It is about to be taken back.
+    /// It has memory and is about to be taken back.
     Leaving(Pages),
     /// It was taken back.
     Gone,
 }
 
-/// A slab, and what of it was written.
+/// A slab, and which of its pages were written.
 #[derive(Debug)]
 struct Pages {
     slab: Slab,
@@ -57,14 +58,14 @@ struct Part {
 }
 
 impl Memory {
-    /// Of this size in bytes; all of it reads as zeros.
+    /// Memory of `size` bytes, all of which reads as zeros.
     #[must_use]
     pub fn new(size: u64) -> Self {
         let slabs = size.div_ceil(SLAB as u64);
         Self { size, slabs: (0..slabs).map(|_| Mutex::new(State::Empty)).collect() }
     }
 
-    /// In these slabs, which are of [`SLAB`] bytes and hold zeros.
+    /// Memory in these slabs, each of which has [`SLAB`] bytes and holds zeros.
     #[must_use]
     pub fn of(slabs: Vec<Slab>) -> Self {
         let size = (slabs.len() * SLAB) as u64;
@@ -72,12 +73,12 @@ impl Memory {
         Self { size, slabs: slabs.into_iter().map(there).collect() }
     }
 
-    /// Takes the last slab that is there; `None`: there is none.
+    /// Takes the last slab that has memory; `None`: there is none.
     pub fn take_last(&self) -> Option<Slab> {
         (0..self.slabs.len()).rev().find_map(|slab| self.take(slab))
     }
 
-    /// Gives notice of the last slab that is there without any; answers whether there was one.
+    /// Gives notice to the last slab that has none yet; returns whether there was one.
     pub fn give_notice_of_last(&self) -> bool {
         (0..self.slabs.len()).rev().any(|slab| {
             let mut state = self.slab(slab);
@@ -92,20 +93,20 @@ impl Memory {
         })
     }
 
-    /// Takes all slabs of which there was notice.
+    /// Takes all slabs that have notice.
     pub fn take_noticed(&self) -> Vec<Slab> {
         let leaving = |slab: &usize| matches!(*self.slab(*slab), State::Leaving(_));
         (0..self.slabs.len()).filter(leaving).filter_map(|slab| self.take(slab)).collect()
     }
 
-    /// So many slabs are about to be taken back.
+    /// Number of slabs that have notice.
     #[must_use]
     pub fn leaving(&self) -> usize {
         let leaving = |slab: &usize| matches!(*self.slab(*slab), State::Leaving(_));
         (0..self.slabs.len()).filter(leaving).count()
     }
 
-    /// Takes all slabs; nothing can be read or written any more.
+    /// Takes all slabs; reads and writes fail from then on.
     pub fn take_all(&self) -> Vec<Slab> {
         (0..self.slabs.len()).filter_map(|slab| self.take(slab)).collect()
     }
@@ -117,7 +118,7 @@ impl Memory {
         }
     }
 
-    /// So many slabs are there.
+    /// Number of slabs that have memory.
     #[must_use]
     pub fn there(&self) -> usize {
         let there = |slab: &usize| matches!(*self.slab(*slab), State::There(_) | State::Leaving(_));
@@ -183,7 +184,7 @@ impl Pages {
         }
     }
 
-    /// Whole pages are given back; what is left of others becomes zeros.
+    /// Gives whole pages back to the host, and fills the rest of the range with zeros.
     fn zero(&mut self, begin: usize, length: usize) {
         let end = begin + length;
         let whole = begin.next_multiple_of(PAGE)..end / PAGE * PAGE;
@@ -194,7 +195,7 @@ impl Pages {
         self.slab.bytes_mut()[begin..whole.start].fill(0);
         self.slab.bytes_mut()[whole.end..end].fill(0);
         if self.slab.discard(whole.clone()).is_err() {
-            // It is pinned, and keeps its pages.
+            // The slab is pinned and keeps its pages.
             self.slab.bytes_mut()[whole.clone()].fill(0);
         }
         for page in whole.start / PAGE..whole.end / PAGE {

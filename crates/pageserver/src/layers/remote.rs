@@ -1,19 +1,18 @@
 //! `remote`: pages in the memory of other hosts.
 //!
-//! A table says where each page lies: in which repository, and where in the lease that was had
-//! there. A new page goes to the repository with the most room. When a connection breaks, all that
-//! lay there is forgotten; a task connects anew, and what is written from then on has room there
-//! again. Where a repository refuses something it has taken that slab back, or is about to: the
-//! pages that were asked for are forgotten, nothing is written to that slab any more, and the next
-//! write finds room elsewhere. Reads of what is not there, and all that a repository does not
-//! answer, are errors.
+//! A table holds the place of each page: a repository, and a page of the lease there. A new page
+//! goes to the repository with the most room. When a connection breaks, all pages there are lost.
+//! A task reconnects, and later writes find room there again. If a repository refuses a request,
+//! it has taken the slab back or is about to. The pages of that request are then dropped, nothing
+//! more is written to that slab, and the next write finds room elsewhere. Reads of pages without
+//! a place fail, and so do requests that a repository does not answer.
 //!
-//! A repository may say that it lends any amount: nothing is kept beyond what was asked of it, and
-//! tables grow with what is written.
+//! A repository may claim to lend any amount: this layer uses no more than it asked for, and its
+//! tables grow only with what is written.
 //!
-//! A place is used again as soon as its page is written elsewhere or trimmed, and a repository may
-//! answer with anything. So nothing is to be read through this layer but under `seal`, which knows
-//! what a page must be.
+//! A place is reused as soon as its page is written elsewhere or trimmed, and a repository may
+//! answer with any content. So this layer must only be read through `seal`, which knows what each
+//! page must contain.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -38,39 +37,39 @@ use crate::nbd::wire;
 use crate::repository::LEASE;
 use crate::tls::Connector;
 
-/// How long it is waited before a repository is tried again.
+/// Pause before a repository is tried again.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long connecting may take.
+/// Timeout of connecting.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How often it is looked whether a repository still answers.
+/// Interval at which a repository is checked for still answering.
 const LOOK: Duration = Duration::from_secs(1);
 /// Pages that share a lock.
 const SHARD: usize = 4096;
 /// Pages of a slab.
 const SLAB_PAGES: usize = SLAB / PAGE;
 
-/// Where a repository listens.
+/// Address of a repository.
 #[derive(Clone)]
 pub enum Address {
-    /// On this host.
+    /// A socket on this host.
     Unix(std::path::PathBuf),
-    /// On another one: name or address and port.
+    /// On another host: name or address, and port.
     Tcp(String, Option<Connector>),
 }
 
-/// The host of a host and its port, as certificates name it.
+/// The host part of an address with a port, as certificates name it.
 pub(crate) fn host_of(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.trim_matches(['[', ']'])
 }
 
-/// Where a page lies.
+/// Place of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     repository: u16,
-    /// Of which lease there.
+    /// Number of the lease there.
     lease: u32,
-    /// Page of the lease.
+    /// Page within the lease.
     page: u32,
 }
 
@@ -83,50 +82,50 @@ impl Place {
 /// Pages in other hosts' memory.
 pub struct Remote {
     size: u64,
-    /// Empty ones have no page anywhere, and take no memory.
+    /// Places of all pages, in shards. An empty shard has no places and takes no memory.
     places: Vec<Mutex<Box<[Option<Place>]>>>,
     repositories: Vec<Arc<Repository>>,
-    /// New pages go there.
+    /// Whether new pages are written there.
     admits: AtomicBool,
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// One repository, as it is seen from here.
+/// One repository, as this host sees it.
 struct Repository {
     address: Address,
-    /// Slabs that are wanted.
+    /// Number of slabs to ask for.
     slabs: u64,
     lease: Mutex<Option<Lease>>,
     leases: AtomicU32,
 }
 
-/// What is had of a repository.
+/// Memory leased from a repository.
 struct Lease {
     number: u32,
     client: Client,
-    /// The number of its pages.
+    /// Number of its pages.
     pages: u32,
-    /// From this page on none was ever used.
+    /// First page that was never used; all later ones were not either.
     fresh: u32,
-    /// Pages before that hold nothing. None of them is in a refused slab.
+    /// Pages before `fresh` that are unused. None of them is in a refused slab.
     free: Vec<u32>,
     /// Slabs that the repository has taken back, or is about to.
     refused: HashSet<usize>,
-    /// The number of fresh pages in these.
+    /// Number of fresh pages in refused slabs.
     refused_fresh: u32,
 }
 
-/// Pages that lie side by side here and in a slab there.
+/// Pages that are adjacent here and within one slab there.
 struct Run {
     client: Client,
     first: Place,
-    /// Pages of the request.
+    /// Indices of its pages within the request.
     pages: Range<usize>,
 }
 
 impl Remote {
-    /// Of `size` bytes, in these repositories, of each of which so much is wanted as all of it
-    /// needs. Connects in the background.
+    /// A layer of `size` bytes in these repositories; each is asked for a lease of the full size.
+    /// Connects in the background.
     #[must_use]
     pub fn new(size: u64, addresses: Vec<Address>) -> Self {
         let slabs = size.div_ceil(SLAB as u64);
@@ -146,24 +145,24 @@ impl Remote {
         }
     }
 
-    /// Whether new pages are to go there.
+    /// Sets whether new pages are written there.
     pub fn admit(&self, admits: bool) {
         self.admits.store(admits, Ordering::Relaxed);
     }
 
-    /// Whether new pages go there.
+    /// Whether new pages are written there.
     #[must_use]
     pub fn admits(&self) -> bool {
         self.admits.load(Ordering::Relaxed)
     }
 
-    /// So many repositories are connected.
+    /// Number of repositories that are connected.
     #[must_use]
     pub fn connected(&self) -> usize {
         self.repositories.iter().filter(|repository| repository.lease().is_some()).count()
     }
 
-    /// So many pages lie in repositories that are connected.
+    /// Number of pages in repositories that are connected.
     #[must_use]
     pub fn pages(&self) -> u64 {
         let shards = self.places.iter().map(|shard| {
@@ -179,13 +178,13 @@ impl Remote {
         (shard, page % SHARD)
     }
 
-    /// Where a page lies.
+    /// Place of a page.
     fn place(&self, page: u64) -> Option<Place> {
         let (shard, page) = self.shard(page);
         shard.get(page).copied().flatten()
     }
 
-    /// From now on a page lies there.
+    /// Records the place of a page.
     fn set_place(&self, page: u64, place: Option<Place>) {
         let (mut shard, page) = self.shard(page);
         if shard.is_empty() {
@@ -194,19 +193,19 @@ impl Remote {
         shard[page] = place;
     }
 
-    /// The place of a page, which lies nowhere any more, if it was there.
+    /// Removes the place of a page, if `was` accepts it, and returns it.
     fn take_place(&self, page: u64, was: impl FnOnce(&Place) -> bool) -> Option<Place> {
         let (mut shard, page) = self.shard(page);
         shard.get_mut(page)?.take_if(|place| was(place))
     }
 
-    /// Whom to ask for what lies there; `None`: it is lost.
+    /// Client for the page at `place`; `None`: the page is lost.
     fn client(&self, place: &Place) -> Option<Client> {
         let lease = self.repositories[usize::from(place.repository)].lease();
         lease.as_ref().filter(|lease| lease.number == place.lease).map(|l| l.client.clone())
     }
 
-    /// A place that holds nothing, in the repository with the most room.
+    /// An unused place in the repository with the most room.
     fn find_room(&self) -> Option<Place> {
         let room = |repository: &Repository| repository.lease().as_ref().map(Lease::room);
         let repositories = self.repositories.iter().enumerate();
@@ -217,7 +216,7 @@ impl Remote {
         Some(Place { repository: u16::try_from(index).ok()?, lease: lease.number, page })
     }
 
-    /// What lay there does not any more.
+    /// Marks a place as unused.
     fn free(&self, place: Place) {
         let mut lease = self.repositories[usize::from(place.repository)].lease();
         if let Some(lease) = lease.as_mut().filter(|lease| lease.number == place.lease)
@@ -227,15 +226,14 @@ impl Remote {
         }
     }
 
-    /// Whether what lies there can be written anew.
+    /// Whether the place can be written again.
     fn is_writable(&self, place: Place) -> bool {
         let lease = self.repositories[usize::from(place.repository)].lease();
         let lease = lease.as_ref().filter(|lease| lease.number == place.lease);
         lease.is_some_and(|lease| !lease.refused.contains(&place.slab()))
     }
 
-    /// Where these pages lie, in runs; `None`: one of them is not there, or `place` has none for
-    /// it.
+    /// Places of these pages, in runs; `None`: a page is lost, or `place` has none for it.
     fn runs(
         &self,
         pages: impl Iterator<Item = u64>,
@@ -259,7 +257,7 @@ impl Remote {
         Some(runs)
     }
 
-    /// A place for a page that is written anew: the one that it has, if that can be written.
+    /// Place for writing a page: its present one if that can be written, or else a new one.
     fn place_for(&self, page: u64) -> Option<Place> {
         let has = self.place(page);
         if has.is_some_and(|place| self.is_writable(place)) {
@@ -278,7 +276,7 @@ impl Remote {
         }
     }
 
-    /// After an error about a run, of a request that begins at page `begin`.
+    /// Handles the failure of a run, in a request that begins at page `begin`.
     fn failed(&self, error: &ClientError, run: &Run, begin: u64) -> Errno {
         let Place { repository, lease: number, page: first } = run.first;
         if !matches!(error, ClientError::Refused(_)) {
@@ -312,7 +310,7 @@ impl Remote {
     }
 }
 
-/// Ends when the server has owed answers for too long.
+/// Returns when the server has owed answers for too long.
 async fn silence(client: &Client) {
     while client.silent_for() < dead_peers::LATEST {
         sleep(LOOK).await;
@@ -325,7 +323,7 @@ fn pages_of(offset: u64, length: u64) -> Range<u64> {
 }
 
 impl Run {
-    /// Where it begins in the lease, in bytes.
+    /// Offset in the lease at which it begins, in bytes.
     fn at(&self) -> u64 {
         u64::from(self.first.page) * PAGE as u64
     }
@@ -336,7 +334,7 @@ impl Run {
 }
 
 impl Lease {
-    /// The number of pages that hold nothing, and can be written.
+    /// Number of unused pages that can be written.
     fn room(&self) -> usize {
         self.free.len() + (self.pages - self.fresh - self.refused_fresh) as usize
     }
@@ -356,7 +354,7 @@ impl Lease {
         None
     }
 
-    /// Nothing is written to this slab any more.
+    /// Marks a slab to which nothing more is written.
     fn refuse(&mut self, slab: usize) {
         if !self.refused.insert(slab) {
             return;
@@ -377,7 +375,7 @@ impl Repository {
         loop {
             if let Ok(Ok((client, connection))) = timeout(CONNECT, self.connect()).await {
                 self.begin(client.clone());
-                // Whoever is there and says nothing is worth no more than whoever is not there.
+                // A repository that stays silent is treated like one that is gone.
                 select(connection, Box::pin(silence(&client))).await;
                 *self.lease() = None;
             }

@@ -1,11 +1,11 @@
-//! `seal`: what lies below is in other hands, which can neither read it nor change it unnoticed.
+//! `seal`: protects pages in a layer that is not trusted from being read, or changed unnoticed.
 //!
-//! Each page is encrypted and authenticated (AES-GCM) before it goes down. Its tag stays here, with
-//! the number of the write that it is of: so a page that comes back wrong, old, or from another
-//! place is found out, and is an error. The key is of this layer alone and never leaves the
-//! process; no number is used twice with it, as AES-GCM demands.
+//! Each page is encrypted and authenticated (AES-GCM) before it goes down. Its tag stays here,
+//! with the number of its write. So a page that comes back wrong, old, or from another place is
+//! detected, and its read fails. The key belongs to this layer alone and never leaves the
+//! process. No write number is used twice with it, as AES-GCM demands of nonces.
 //!
-//! What was not written through this layer cannot be read through it: that is an error, too.
+//! Only pages that were written through this layer can be read through it; reads of others fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::nbd::Errno;
 use crate::nbd::reply::{self, Extent};
 use crate::nbd::wire;
 
-/// Size of a page in bytes: what is sealed as one.
+/// Size of a page in bytes: the unit of sealing.
 pub const PAGE: usize = 4096;
 /// Pages that share a lock.
 const SHARD: usize = 4096;
@@ -29,16 +29,16 @@ pub struct Sealer {
     next: AtomicU64,
 }
 
-/// What tells whether a page is the right one.
+/// Data by which a page is verified.
 #[derive(Clone, Copy)]
 pub struct Mark {
-    /// The number of its write; never 0.
+    /// Number of its write; never 0.
     write: u64,
     tag: Tag,
 }
 
 impl Sealer {
-    /// With a new key; `None`: the kernel has no random numbers.
+    /// A sealer with a new key; `None`: the kernel has no random numbers.
     #[must_use]
     pub fn new() -> Option<Self> {
         let mut key = [0; 16];
@@ -47,24 +47,24 @@ impl Sealer {
         Some(Self { key, next: AtomicU64::new(1) })
     }
 
-    /// The number of a new write.
+    /// Number for a new write.
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Seals a page that is to lie at page `place`, in its place.
+    /// Seals a page for page number `place`, in the buffer.
     ///
     /// # Errors
     ///
-    /// It is not one page.
+    /// The buffer is not one page.
     fn seal(&self, write: u64, place: u64, page: &mut [u8]) -> Result<Mark, Errno> {
         let aad = Aad::from(place.to_be_bytes());
         let tag = self.key.seal_in_place_separate_tag(nonce(write), aad, page);
         tag.map(|tag| Mark { write, tag }).map_err(|_| Errno::Io)
     }
 
-    /// Opens a page that lies at page `place`, in its place. Answers whether it is the right one;
-    /// if not, what it holds is of no meaning.
+    /// Decrypts the page of number `place`, in the buffer, and returns whether it is authentic.
+    /// If it is not, the content of the buffer is meaningless.
     #[must_use]
     fn open(&self, mark: &Mark, place: u64, page: &mut [u8]) -> bool {
         let aad = Aad::from(place.to_be_bytes());
@@ -78,26 +78,27 @@ fn nonce(write: u64) -> Nonce {
     Nonce::assume_unique_for_key(nonce)
 }
 
-/// What is known of a page.
+/// State of a page.
 #[derive(Clone, Copy, Default)]
 struct Known {
-    /// The number of the write that began last.
+    /// Number of the write that began last.
     begun: u64,
-    /// The page as it lies below; `None`: it is not known what lies there.
+    /// Mark of the page in the layer below; `None`: its content there is unknown.
     mark: Option<Mark>,
 }
 
-/// Seals what goes to the layer below.
+/// Seals pages for the layer below.
 pub struct Seal {
     below: Arc<dyn Layer>,
     sealer: Sealer,
-    /// Empty ones know nothing of their pages, and take no memory.
+    /// State of all pages, in shards. An empty shard has unknown pages only, and takes no memory.
     shards: Vec<Mutex<Box<[Known]>>>,
     forged: AtomicU64,
 }
 
 impl Seal {
-    /// Over `below`; nothing is known of what lies there. `None`: the kernel has no random numbers.
+    /// Seals pages in `below`, whose content is unknown at first. `None`: the kernel has no
+    /// random numbers.
     #[must_use]
     pub fn over(below: Arc<dyn Layer>) -> Option<Self> {
         let pages = usize::try_from(below.size() / PAGE as u64).ok()?;
@@ -105,7 +106,7 @@ impl Seal {
         Some(Self { below, sealer: Sealer::new()?, shards, forged: AtomicU64::new(0) })
     }
 
-    /// So many pages came back that were not the right ones.
+    /// Number of pages that came back and were not authentic.
     #[must_use]
     pub fn forged(&self) -> u64 {
         self.forged.load(Ordering::Relaxed)
@@ -122,19 +123,20 @@ impl Seal {
         shard.get(place)?.mark
     }
 
-    /// What lies at this page is not known any more: a write of this number begins.
+    /// Begins a write of this number; the content of the page is unknown until it is done.
     fn begin(&self, place: u64, write: u64) {
         let (mut shard, place) = self.shard(place);
         if shard.is_empty() {
             *shard = vec![Known::default(); SHARD].into_boxed_slice();
         }
-        // Another write to the same page may have begun later, and be here first.
+        // Another write to the same page may have begun later and got here first.
         if write >= shard[place].begun {
             shard[place] = Known { begun: write, mark: None };
         }
     }
 
-    /// The write that this mark is of is done, and lies there unless another one began since.
+    /// Ends the write of this mark: its page is in the layer below, unless another write began
+    /// since.
     fn done(&self, place: u64, mark: Mark) {
         let (mut shard, place) = self.shard(place);
         if let Some(known) = shard.get_mut(place).filter(|known| known.begun == mark.write) {
@@ -147,7 +149,7 @@ impl Seal {
         let first = offset / PAGE as u64;
         for ((page, mark), place) in data.chunks_exact_mut(PAGE).zip(&marks).zip(first..) {
             if !self.sealer.open(mark, place, page) {
-                // A write that came between has another mark.
+                // A write that came in between has another mark.
                 if self.known(place).is_some_and(|now| now.write == mark.write) {
                     self.forged.fetch_add(1, Ordering::Relaxed);
                 }
@@ -202,12 +204,13 @@ impl Layer for Seal {
         }))
     }
 
-    /// What is below forgets it; zeros are not kept there either.
+    /// Trims the range below. Zeros are not kept: the pages become unknown, and reads of them
+    /// fail.
     fn zero(&self, offset: u64, length: u64, _: Zeros) -> Answer<'_> {
         let first = offset / PAGE as u64;
         let write = self.sealer.number();
         for place in first..first + length / PAGE as u64 {
-            // Where nothing was ever written there is nothing to forget: a disk may be trimmed as a
+            // Where no page was ever written there is none to forget: a disk may be trimmed as a
             // whole before it is used.
             if !self.shard(place).0.is_empty() {
                 self.begin(place, write);
@@ -220,7 +223,7 @@ impl Layer for Seal {
         self.below.flush()
     }
 
-    /// A hole is what does not lie below, or is not known.
+    /// Holes are pages that the layer below does not have, or that are unknown here.
     fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
         let below = self.below.extents(offset, length).into_iter();
         let below = below

@@ -1,16 +1,17 @@
-//! `write_through`: everything lies in the layer below; what is near is read from there, sooner.
+//! `write_through`: the layer below has everything; a near layer before it serves reads sooner.
 //!
-//! The near layer may fail, be slow or lose all that it has: that costs time and nothing else. It
-//! must keep one promise: from the moment that a write to it begins, it answers with that write's
-//! content or with an error, and never with what was there before. (`seal` does.)
+//! The near layer may fail, be slow or lose all its pages: that costs time and nothing else. It
+//! must keep one promise: from the moment a write to it begins, it answers with that write's
+//! content or with an error, and never with older content. (`seal` does.)
 //!
-//! A write is done when the layer below has it, and the near one has it, has failed, or took
-//! longer than [`PATIENCE`]. A read that the near layer has not answered within [`HEDGE`] is put to
-//! the layer below as well, and whoever is first is believed.
+//! A write is done when the layer below has it, and the near layer has it, has failed, or took
+//! longer than [`PATIENCE`]. If the near layer has not answered a read within [`HEDGE`], the read
+//! also goes to the layer below, and the first answer counts.
 //!
-//! What the near layer does not have and a read brings from below is written there again: so what
-//! was lost with a repository comes back as it is needed. Not while a write to the same pages is
-//! under way, or has begun since the read did: nobody knows then whether what was read is old.
+//! A read that the near layer cannot answer is served from below, and its pages are written to
+//! the near layer again. So pages that were lost with a repository come back as they are needed.
+//! They are not written there if a write to the same pages is in flight, or has begun since the
+//! read did: the pages read may then be old.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,9 +25,9 @@ use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
 use crate::writes::{Writes, Writing};
 
-/// How long a write waits for the near layer once the other has it.
+/// How long a write waits for the near layer after the layer below has it.
 pub const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a read waits for the near layer alone, or for what it brings to be written there.
+/// How long a read waits for the near layer alone, or for its data to be written there.
 pub const HEDGE: Duration = Duration::from_millis(5);
 
 /// A near layer before one that has everything.
@@ -37,33 +38,33 @@ pub struct WriteThrough {
     counters: Counters,
 }
 
-/// Where reads were answered from.
+/// Number of reads by the layer that answered them.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// By the near layer.
+    /// Answered by the near layer.
     pub near: AtomicU64,
-    /// By the layer below, because the near one does not have it.
+    /// Answered by the layer below, because the near one lacks the pages.
     pub below: AtomicU64,
-    /// By the layer below, because the near one took too long.
+    /// Answered by the layer below, because the near one took too long.
     pub hedged: AtomicU64,
 }
 
 impl WriteThrough {
-    /// Has everything in `below`, and as much as can be in `near`. Both are of the same size.
+    /// Keeps everything in `below`, and what is possible in `near`. Both have the same size.
     #[must_use]
     pub fn new(near: Arc<dyn Layer>, below: Arc<dyn Layer>) -> Self {
         debug_assert_eq!(near.size(), below.size(), "two sizes of one export");
         Self { near, below, writes: Writes::default(), counters: Counters::default() }
     }
 
-    /// Where reads were answered from.
+    /// Number of reads by the layer that answered them.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Begins a write, to the near layer first: from here on that does not show what was there
-    /// before. Writes begin there one after the other.
+    /// Begins a write, in the near layer first: from then on that layer does not show older
+    /// content. Writes begin there one at a time.
     fn begin<'a>(
         &self,
         (offset, length): (u64, u64),
@@ -72,7 +73,7 @@ impl WriteThrough {
         self.writes.begin(offset..offset + length, near)
     }
 
-    /// Reads what the near layer does not have, and writes it there.
+    /// Reads pages that the near layer lacks, and writes them there.
     async fn fetch(&self, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
         let watch = self.writes.watch(offset..offset + length as u64);
         let data = layer::read(&*self.below, offset, length).await?;
@@ -82,7 +83,7 @@ impl WriteThrough {
         Ok(data)
     }
 
-    /// Writes to the near layer what it does not have of this.
+    /// Writes to the near layer those parts of `data` that it lacks.
     fn write_lacking<'a>(&'a self, offset: u64, data: &'a [u8]) -> Vec<Answer<'a>> {
         let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let (mut answers, mut begin) = (Vec::new(), 0);
@@ -126,7 +127,7 @@ impl WriteThrough {
     }
 }
 
-/// Waits for both layers; what became of it says the lower one.
+/// Waits for both layers; the result is that of the layer below.
 fn both<'a>((writing, near): (Writing, Answer<'a>), below: Answer<'a>) -> Answer<'a> {
     Answer::Later(Box::pin(async move {
         let _writing = writing;

@@ -8,28 +8,28 @@ use super::wire::{
 };
 use super::{Asked, ProtocolError};
 
-/// Most replies to one option.
+/// Maximum number of replies in a negotiation.
 const MAX_REPLIES: u32 = 4096;
 
-/// What a client wants of a server.
+/// A client's wishes for its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The export's name.
+    /// Name of the export.
     pub name: String,
-    /// Only by TLS.
+    /// Whether TLS is required.
     pub tls: bool,
-    /// Block status, if the server has it.
+    /// Whether block status is wanted, if the server supports it.
     pub status: bool,
 }
 
-/// What comes next.
+/// The next step of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The server's next message, once `out` is sent.
+    /// Send `out`, then read the server's next message.
     Next,
-    /// TLS. Whatever else was received is to be dropped.
+    /// Start TLS. Any other received bytes must be dropped.
     StartTls,
-    /// Requests, or nothing where the export was only asked about.
+    /// Send requests, or stop here if the export was only asked about.
     Ready(Session),
 }
 
@@ -44,11 +44,11 @@ enum Waits {
     Go,
 }
 
-/// Where the negotiation stands.
+/// State of the negotiation.
 #[derive(Debug)]
 pub struct Dialogue {
     wanted: Wanted,
-    /// How it asks for the export.
+    /// The option that asks for the export.
     choice: u32,
     waits: Waits,
     structured: bool,
@@ -60,7 +60,7 @@ pub struct Dialogue {
 }
 
 impl Dialogue {
-    /// Begins; the server speaks first.
+    /// A dialogue that chooses an export; the server speaks first.
     #[must_use]
     pub fn new(wanted: Wanted) -> Self {
         let waits = Waits::Greeting;
@@ -77,19 +77,19 @@ impl Dialogue {
         }
     }
 
-    /// Begins; at its end it knows what the export is, and has not chosen it.
+    /// A dialogue that only asks about an export, without choosing it.
     #[must_use]
     pub fn about(wanted: Wanted) -> Self {
         Self { choice: option::INFO, ..Self::new(wanted) }
     }
 
-    /// TLS is there.
+    /// Continues after the TLS handshake.
     pub fn secured(&mut self, out: &mut Vec<u8>) {
         self.ask_structured(out);
     }
 
-    /// Takes one message off the front of `input`, and appends what is to be said to `out`. Answers
-    /// how many bytes it was, and what comes next; `None`: it is not whole yet.
+    /// Parses one message at the front of `input`, and appends the answer to `out`. Returns the
+    /// message's length and the next step; `None`: the message is incomplete.
     ///
     /// # Errors
     ///

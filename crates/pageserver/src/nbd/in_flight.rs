@@ -1,8 +1,8 @@
-//! What a client has asked for, and the replies to that.
+//! A client's requests in flight, and the replies to them.
 //!
-//! A reply belongs to the request whose cookie it names. One that names none, that brings data
-//! which nobody asked for, or that calls a read done without its data breaks the protocol: data
-//! that may be another request's are never handed out.
+//! A reply belongs to the request whose cookie it names. A reply violates the protocol if its
+//! cookie is unknown, if it brings data that was not asked for, or if it ends a read without all
+//! data. So the data of one request is never returned for another.
 
 use std::collections::HashMap;
 
@@ -13,26 +13,26 @@ use super::{Errno, ProtocolError};
 
 /// Longest content of a chunk, in bytes.
 const MAX_CHUNK: u32 = MAX_PAYLOAD + MAX_ERROR;
-/// Longest content of a chunk that tells of an error: its words, and what stands before them.
+/// Longest content of an error chunk: its message, and the fields before it.
 const MAX_ERROR: u32 = MAX_STRING + 16;
 
-/// What a request that has succeeded brings.
+/// Result of a request that has succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Brought {
-    /// Nothing more.
+    /// No data.
     Done,
-    /// What was read.
+    /// The data read.
     Data(Vec<u8>),
     /// Block status.
     Extents(Vec<Extent>),
 }
 
-/// A request that is answered.
+/// A request that has been answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// The request's cookie.
+    /// Cookie of the request.
     pub cookie: u64,
-    /// What came of it.
+    /// Result of the request.
     pub result: Result<Brought, Errno>,
 }
 
@@ -42,9 +42,9 @@ struct Waiting {
     offset: u64,
     length: u32,
     brings: Brought,
-    /// So many bytes of the data are there, or are told about.
+    /// Number of bytes that have arrived, or whose status has.
     filled: u64,
-    /// A chunk has told an error; more chunks may come.
+    /// A chunk has reported an error; more chunks may come.
     failed: Option<Errno>,
 }
 
@@ -55,7 +55,7 @@ pub struct InFlight {
     next: u64,
 }
 
-/// What stands before a chunk's content.
+/// Header of a chunk.
 struct Chunk {
     is_last: bool,
     kind: u16,
@@ -64,19 +64,19 @@ struct Chunk {
 }
 
 impl InFlight {
-    /// So many requests are not answered yet.
+    /// Number of requests that are not answered yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// All are answered.
+    /// Whether all requests are answered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Notes a request and answers with its cookie.
+    /// Records a request and returns its cookie.
     pub fn ask(&mut self, command: Command, offset: u64, length: u32) -> u64 {
         let brings = match command {
             Command::Read => Brought::Data(vec![0; length as usize]),
@@ -90,8 +90,8 @@ impl InFlight {
         cookie
     }
 
-    /// Takes one reply or chunk off the front of `input`. Answers how many bytes it was, and the
-    /// request that it finishes, if it does; `None`: it is not whole yet.
+    /// Parses one reply or chunk at the front of `input`. Returns its length, and the request
+    /// that it finishes, if any; `None`: the reply is incomplete.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl InFlight {
         }
     }
 
-    /// How many bytes the reply or chunk at the front of `input` has; 0: that is not known yet.
+    /// Length of the reply or chunk at the front of `input` in bytes; 0: not known yet.
     #[must_use]
     pub fn expects(&self, input: &[u8]) -> usize {
         let mut bytes = Bytes::new(input);
@@ -206,7 +206,7 @@ impl Chunk {
 }
 
 impl Waiting {
-    /// The longest content of a chunk that makes sense, in bytes.
+    /// Longest valid content of a chunk for this request, in bytes.
     fn longest(&self) -> usize {
         let longest = match &self.brings {
             Brought::Done => 0,
@@ -240,9 +240,9 @@ impl Waiting {
         }
     }
 
-    /// The `length` bytes of what is read that lie at `offset` of the export. Bytes that come twice
-    /// take the place of others: the buffer began as zeros, so that a server which lies shows its
-    /// own client zeros.
+    /// The `length` bytes of the read buffer for `offset` of the export. If the server sends some
+    /// bytes twice, others are missing. These stay zero, as the buffer was at first, so a server
+    /// that cheats only makes its own client read zeros.
     fn part(&mut self, offset: u64, length: usize) -> Result<&mut [u8], ProtocolError> {
         const BEYOND: ProtocolError =
             ProtocolError::Broken("a reply brings data that was not asked for");
@@ -256,9 +256,9 @@ impl Waiting {
         data.get_mut(begin..begin.saturating_add(length)).ok_or(BEYOND)
     }
 
-    /// Block status is told in one chunk, and the last extent alone may reach beyond what was asked
-    /// about. So what a server tells is bounded. Its number is the server's, and of no meaning:
-    /// only one thing is ever asked for.
+    /// Block status comes in one chunk, and only the last extent may extend beyond the range that
+    /// was asked about. This bounds the server's answer. The context's number is the server's
+    /// choice and is ignored, because only one context is ever asked for.
     fn extents(&mut self, mut bytes: Bytes<'_>) -> Result<(), ProtocolError> {
         let Brought::Extents(extents) = &mut self.brings else {
             return Err(ProtocolError::Broken("block status comes unasked"));

@@ -1,7 +1,8 @@
 //! The server's side of the negotiation: from the greeting until an export is chosen.
 //!
-//! Where TLS is required nothing but STARTTLS is answered before it, and what came before it is
-//! forgotten. So nobody on the way can take TLS out, or put anything in front of it.
+//! If TLS is required, only STARTTLS is answered before the handshake, and all input from before
+//! it is dropped. So an attacker on the network can neither strip TLS nor inject options before
+//! it.
 
 use super::ProtocolError;
 use super::request::Export;
@@ -10,25 +11,25 @@ use super::wire::{
     option_reply, push_text,
 };
 
-/// Most options of one client.
+/// Maximum number of options of one client.
 const MAX_OPTIONS: u32 = 256;
-/// Most questions in one choice of what block status tells.
+/// Maximum number of queries in one option about metadata contexts.
 const MAX_QUERIES: u32 = 64;
-/// What an export prefers to be asked for, in bytes: a page.
+/// Preferred block size of an export, in bytes: a page.
 const PREFERRED: u32 = 4096;
 
-/// What a server has.
+/// The exports of a server.
 pub trait Exports {
-    /// The names that any client may know.
+    /// Names that any client may know.
     fn list(&self) -> Vec<String>;
     /// The export of this name.
     fn find(&self, name: &str) -> Option<Export>;
-    /// The same for a client that wants it: the name that it is known by from now on may be another
-    /// one.
+    /// Chooses the export of this name for a client. From now on the export may have another
+    /// name.
     ///
     /// # Errors
     ///
-    /// Why it cannot have it.
+    /// The reason for refusing it.
     fn choose(&self, name: &str) -> Result<(String, Export), Refusal> {
         Ok((name.to_owned(), self.find(name).ok_or(Refusal::Unknown)?))
     }
@@ -37,69 +38,69 @@ pub trait Exports {
 /// Why a client cannot have an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is none of that name.
+    /// There is no export of that name.
     Unknown,
     /// It is not for this client now, for this reason.
     Policy(String),
 }
 
-/// Whether a client has to come by TLS.
+/// Whether a client has to use TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tls {
-    /// There is none.
+    /// The server has no TLS.
     Absent,
-    /// It has to, and has not yet.
+    /// TLS is required and not set up yet.
     Required,
-    /// It has.
+    /// TLS is set up.
     Done,
 }
 
-/// What client and server agreed on.
+/// Result of a negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// The export's name.
+    /// Name of the export.
     pub name: String,
-    /// What it is.
+    /// The export.
     pub export: Export,
-    /// Reads are answered in chunks.
+    /// Whether reads are answered in chunks.
     pub structured: bool,
-    /// Block status may be asked for.
+    /// Whether block status may be asked for.
     pub status: bool,
 }
 
-/// What comes next.
+/// The next step of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The next option.
+    /// Read the next option.
     Next,
-    /// The client's half of TLS, once `out` is sent. Whatever else was received is to be dropped.
+    /// Send `out`, then start TLS. Any other received bytes must be dropped.
     StartTls,
-    /// Requests.
+    /// Serve requests.
     Chosen(Session),
-    /// Nothing: the client is gone, once `out` is sent.
+    /// Send `out`, then close the connection.
     End,
 }
 
-/// Where the negotiation stands.
+/// State of the negotiation.
 #[derive(Debug)]
 pub struct Negotiation {
     tls: Tls,
     greeted: bool,
     no_zeroes: bool,
     structured: bool,
-    /// For which export block status was agreed on.
+    /// The export for which block status was agreed on.
     status: Option<String>,
     options: u32,
 }
 
-/// What a client asks for: an option.
+/// An option that the client sent.
 struct Asked<'a> {
     number: u32,
     data: &'a [u8],
 }
 
 impl Negotiation {
-    /// Begins, with the greeting.
+    /// Begins a negotiation by writing the greeting.
     pub fn new(tls: Tls, out: &mut Vec<u8>) -> Self {
         out.extend_from_slice(&wire::NBDMAGIC.to_be_bytes());
         out.extend_from_slice(&wire::IHAVEOPT.to_be_bytes());
@@ -107,17 +108,17 @@ impl Negotiation {
         Self { tls, greeted: false, no_zeroes: false, structured: false, status: None, options: 0 }
     }
 
-    /// TLS is there; what was agreed on before is forgotten.
+    /// Continues after the TLS handshake, and drops all earlier agreements.
     pub fn secured(&mut self) {
         (self.tls, self.structured, self.status) = (Tls::Done, false, None);
     }
 
-    /// Takes one message off the front of `input`, and appends the answer to `out`. Answers how
-    /// many bytes it was, and what comes next; `None`: it is not whole yet.
+    /// Parses one message at the front of `input`, and appends the answer to `out`. Returns the
+    /// message's length and the next step; `None`: the message is incomplete.
     ///
     /// # Errors
     ///
-    /// The client breaks the protocol.
+    /// The client violates the protocol.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -231,7 +232,7 @@ impl Negotiation {
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
-        // Who chooses in this old way cannot have agreed on block status.
+        // A client that chooses in this old way cannot have agreed on block status.
         let (structured, status) = (self.structured, false);
         Ok(Step::Chosen(Session { name, export, structured, status }))
     }
@@ -342,7 +343,7 @@ impl Asked<'_> {
 }
 
 impl Export {
-    /// Its flags as they are sent.
+    /// The flags in their wire format.
     #[must_use]
     pub fn flags(&self) -> u16 {
         use export_flag::{DF, FLUSH, FUA, HAS_FLAGS, MULTI_CONN, READ_ONLY, TRIM, WRITE_ZEROES};

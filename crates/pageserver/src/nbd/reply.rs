@@ -1,27 +1,28 @@
-//! How a server answers a request: simply, or in chunks if that was agreed on.
+//! A server's replies: simple ones, or chunks if that was agreed on.
 //!
-//! Only reads and block status come in chunks; the protocol lets a server answer the rest simply.
+//! Only reads and block status are answered in chunks; the protocol allows simple replies for the
+//! rest.
 
 use super::Errno;
 use super::wire::{self, chunk};
 
 /// Length of a simple reply without data, in bytes.
 pub const SIMPLE: usize = 16;
-/// Length of what stands before a chunk's content, in bytes.
+/// Length of a chunk's header, in bytes.
 pub const CHUNK: usize = 20;
-/// Length of an offset, in bytes: it stands before a chunk's data.
+/// Length of the offset before a chunk's data, in bytes.
 pub const OFFSET: usize = 8;
 
-/// A stretch of an export, and what is known of it.
+/// A part of an export, and its block status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Its length in bytes.
     pub length: u32,
-    /// Nothing is allocated there, and zeros are read.
+    /// Whether it is a hole: nothing is allocated there, and reads return zeros.
     pub is_hole: bool,
 }
 
-/// Extents of stretches that lie one after the other, of which it is known whether each is a hole.
+/// Joins adjacent extents of the same kind, hole or data.
 #[must_use]
 pub fn join(stretches: impl IntoIterator<Item = Extent>) -> Vec<Extent> {
     let mut extents: Vec<Extent> = Vec::new();
@@ -54,7 +55,7 @@ fn flagged_chunk(out: &mut Vec<u8>, flags: u16, kind: u16, cookie: u64, length: 
     out.extend_from_slice(&length.to_be_bytes());
 }
 
-/// Appends what stands before the `length` bytes read at `offset`.
+/// Appends the header of the `length` bytes read at `offset`.
 pub fn before_data(out: &mut Vec<u8>, structured: bool, cookie: u64, offset: u64, length: u32) {
     if structured {
         chunk(out, chunk::OFFSET_DATA, cookie, length + wire::length(OFFSET));
@@ -64,18 +65,18 @@ pub fn before_data(out: &mut Vec<u8>, structured: bool, cookie: u64, offset: u64
     }
 }
 
-/// Appends what stands before `length` bytes read at `offset`, where more chunks follow.
+/// Appends the header of `length` bytes read at `offset`, with more chunks to follow.
 pub fn before_piece(out: &mut Vec<u8>, cookie: u64, offset: u64, length: u32) {
     flagged_chunk(out, 0, chunk::OFFSET_DATA, cookie, length + wire::length(OFFSET));
     out.extend_from_slice(&offset.to_be_bytes());
 }
 
-/// Appends the end of a reply all of whose data were sent.
+/// Appends the end of a reply whose data has all been sent.
 pub fn last_chunk(out: &mut Vec<u8>, cookie: u64) {
     chunk(out, chunk::NONE, cookie, 0);
 }
 
-/// Appends the reply to a read or a question for block status that failed.
+/// Appends the reply to a failed read or block status request.
 pub fn failed(out: &mut Vec<u8>, structured: bool, cookie: u64, errno: Errno) {
     if structured {
         chunk(out, chunk::ERROR, cookie, 6);
@@ -86,7 +87,7 @@ pub fn failed(out: &mut Vec<u8>, structured: bool, cookie: u64, errno: Errno) {
     }
 }
 
-/// Appends the reply to a question for block status. There is at least one extent.
+/// Appends the reply to a block status request. There is at least one extent.
 pub fn block_status(out: &mut Vec<u8>, cookie: u64, extents: &[Extent]) {
     chunk(out, chunk::BLOCK_STATUS, cookie, wire::length(4 + extents.len() * 8));
     out.extend_from_slice(&wire::ALLOCATION_ID.to_be_bytes());

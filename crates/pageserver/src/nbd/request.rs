@@ -1,4 +1,4 @@
-//! What a client may ask of an export, and whether it makes sense.
+//! A client's requests to an export, and whether they are valid.
 
 use super::wire::{self, Bytes, MAX_PAYLOAD, command_flag};
 use super::{Errno, ProtocolError};
@@ -6,33 +6,33 @@ use super::{Errno, ProtocolError};
 /// Length of a request without its payload, in bytes.
 pub const HEADER: usize = 28;
 
-/// What an export is.
+/// Properties of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Its size in bytes.
     pub size: u64,
-    /// It cannot be written.
+    /// Whether it cannot be written.
     pub read_only: bool,
     /// Offsets and lengths are multiples of this, in bytes; a power of two.
     pub block: u32,
 }
 
-/// What is to be done.
+/// Type of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Read.
     Read,
-    /// Write what follows.
+    /// Write the payload that follows.
     Write,
     /// End the connection.
     Disconnect,
-    /// Put what was answered on stable storage.
+    /// Write everything that was answered to stable storage.
     Flush,
     /// The content is not needed any more.
     Trim,
     /// Write zeros.
     WriteZeroes,
-    /// Tell where nothing is allocated.
+    /// Tell which parts are holes.
     BlockStatus,
 }
 
@@ -47,7 +47,7 @@ impl Command {
         (Self::BlockStatus, 7),
     ];
 
-    /// Its number.
+    /// Number of the type on the wire.
     #[must_use]
     pub fn number(self) -> u16 {
         Self::ALL.iter().find(|(command, _)| *command == self).map_or(0, |(_, number)| *number)
@@ -58,27 +58,27 @@ impl Command {
     }
 }
 
-/// A request as it is sent.
+/// A request in decoded form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// See [`command_flag`].
     pub flags: u16,
-    /// What is to be done; `None`: nobody knows.
+    /// Type of the request; `None`: the type is unknown.
     pub command: Option<Command>,
-    /// Stands in the reply.
+    /// Identifies the request in the reply.
     pub cookie: u64,
-    /// Where, in bytes.
+    /// Start of the range, in bytes.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Length of the range, in bytes.
     pub length: u32,
 }
 
 impl Request {
-    /// Reads the request at the front of `input`; `None`: it is not whole yet.
+    /// Parses the request at the front of `input`; `None`: it is incomplete.
     ///
     /// # Errors
     ///
-    /// It is no request, or its payload is longer than any may be.
+    /// The bytes are no request, or its payload is longer than allowed.
     pub fn parse(input: &[u8]) -> Result<Option<Self>, ProtocolError> {
         let mut bytes = Bytes::new(input);
         let Some(header) = bytes.take(HEADER) else { return Ok(None) };
@@ -99,7 +99,7 @@ impl Request {
         Ok(Some(request))
     }
 
-    /// Appends the request to `out`; its payload is to follow.
+    /// Appends the request to `out`; the caller appends the payload.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&wire::REQUEST.to_be_bytes());
         out.extend_from_slice(&self.flags.to_be_bytes());
@@ -109,7 +109,7 @@ impl Request {
         out.extend_from_slice(&self.length.to_be_bytes());
     }
 
-    /// So many bytes follow.
+    /// Number of payload bytes that follow.
     #[must_use]
     pub fn payload(&self) -> usize {
         if self.command == Some(Command::Write) { self.length as usize } else { 0 }
@@ -121,11 +121,11 @@ impl Request {
         self.flags & flag != 0
     }
 
-    /// What is to be done of `export`; `status` says whether block status was agreed on.
+    /// Checks the request against `export`; `status` says whether block status was agreed on.
     ///
     /// # Errors
     ///
-    /// What the protocol has a server say of a request that makes no sense.
+    /// The error that the protocol prescribes for an invalid request.
     pub fn check(&self, export: Export, status: bool) -> Result<Command, Errno> {
         use command_flag::{DF, FUA, NO_HOLE, REQ_ONE};
         let command = self.command.ok_or(Errno::Invalid)?;

@@ -1,18 +1,18 @@
-//! The protocol's numbers, and reading and writing them: all are big-endian.
+//! The protocol's numbers, and their encoding: all are big-endian.
 
 use super::ProtocolError;
 
-/// What a server says first.
+/// First magic number of a server's greeting.
 pub const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
-/// What a newstyle server says then, and what each option of a client begins with.
+/// Second magic number of a newstyle server's greeting, and magic number of each option.
 pub const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
-/// What each reply to an option begins with.
+/// Magic number of each reply to an option.
 pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-/// What each request begins with.
+/// Magic number of each request.
 pub const REQUEST: u32 = 0x2560_9513;
-/// What a simple reply begins with.
+/// Magic number of a simple reply.
 pub const SIMPLE_REPLY: u32 = 0x6744_6698;
-/// What each chunk of a structured reply begins with.
+/// Magic number of each chunk of a structured reply.
 pub const STRUCTURED_REPLY: u32 = 0x668e_33ef;
 
 /// Longest name of an export, and longest text, in bytes.
@@ -22,30 +22,31 @@ pub const MAX_PAYLOAD: u32 = 32 << 20;
 /// Longest data of an option or of its reply, in bytes.
 pub const MAX_OPTION: u32 = 64 << 10;
 
-/// Flags of the handshake: the server knows fixed newstyle, so does the client.
+/// Handshake flag of both sides: fixed newstyle is supported.
 pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-/// The 124 zeros behind an export's flags are left out.
+/// Handshake flag: the 124 zeros after an export's flags are omitted.
 pub const NO_ZEROES: u16 = 1 << 1;
 
 /// Options of a client.
 pub mod option {
-    /// Chooses an export, without an error if there is none.
+    /// Chooses an export. There is no error reply: if the export does not exist, the connection
+    /// ends.
     pub const EXPORT_NAME: u32 = 1;
     /// Ends the negotiation.
     pub const ABORT: u32 = 2;
     /// Asks for the names of all exports.
     pub const LIST: u32 = 3;
-    /// Goes on in TLS.
+    /// Starts TLS.
     pub const STARTTLS: u32 = 5;
     /// Asks about an export.
     pub const INFO: u32 = 6;
     /// Chooses an export.
     pub const GO: u32 = 7;
-    /// Wants replies in chunks.
+    /// Asks for replies in chunks.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Asks what block status can tell.
+    /// Lists the metadata contexts of block status.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Chooses what block status tells.
+    /// Chooses the metadata contexts of block status.
     pub const SET_META_CONTEXT: u32 = 10;
 }
 
@@ -55,33 +56,33 @@ pub mod option_reply {
     pub const ACK: u32 = 1;
     /// The name of an export.
     pub const SERVER: u32 = 2;
-    /// Something about an export.
+    /// Information about an export.
     pub const INFO: u32 = 3;
-    /// What block status can tell.
+    /// A metadata context of block status.
     pub const META_CONTEXT: u32 = 4;
-    /// This bit stands in all errors.
+    /// This bit is set in all errors.
     pub const ERROR: u32 = 1 << 31;
     /// The option is not known.
     pub const UNSUPPORTED: u32 = ERROR + 1;
     /// The option is not allowed.
     pub const POLICY: u32 = ERROR + 2;
-    /// The option's data make no sense.
+    /// The option's data is invalid.
     pub const INVALID: u32 = ERROR + 3;
-    /// TLS comes first.
+    /// TLS must be started first.
     pub const TLS_REQUIRED: u32 = ERROR + 5;
     /// There is no such export.
     pub const UNKNOWN: u32 = ERROR + 6;
-    /// The option's data are too long.
+    /// The option's data is too long.
     pub const TOO_BIG: u32 = ERROR + 9;
 }
 
-/// Types of what is told about an export.
+/// Types of information about an export.
 pub mod info {
     /// Its size and flags.
     pub const EXPORT: u16 = 0;
-    /// The name that it is known by.
+    /// The name under which the export is known.
     pub const NAME: u16 = 1;
-    /// Which sizes of requests it takes.
+    /// Limits of the size of requests.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
@@ -89,29 +90,29 @@ pub mod info {
 pub mod export_flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
-    /// It cannot be written.
+    /// The export is read-only.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// It knows FLUSH.
+    /// The export supports FLUSH.
     pub const FLUSH: u16 = 1 << 2;
-    /// It knows the flag FUA.
+    /// The export supports the flag FUA.
     pub const FUA: u16 = 1 << 3;
-    /// It knows TRIM.
+    /// The export supports TRIM.
     pub const TRIM: u16 = 1 << 5;
-    /// It knows WRITE_ZEROES.
+    /// The export supports WRITE_ZEROES.
     pub const WRITE_ZEROES: u16 = 1 << 6;
-    /// It knows the flag DF.
+    /// The export supports the flag DF.
     pub const DF: u16 = 1 << 7;
-    /// Several connections see the same.
+    /// All connections to the export see the same content.
     pub const MULTI_CONN: u16 = 1 << 8;
 }
 
 /// Flags of a request.
 pub mod command_flag {
-    /// It is done only when it is on stable storage.
+    /// The request is done only when its data is on stable storage.
     pub const FUA: u16 = 1 << 0;
-    /// Zeros are to be allocated.
+    /// The zeros must be allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// The answer may not be divided.
+    /// The answer must not be fragmented.
     pub const DF: u16 = 1 << 2;
     /// One extent is enough.
     pub const REQ_ONE: u16 = 1 << 3;
@@ -119,37 +120,38 @@ pub mod command_flag {
 
 /// Types of chunks.
 pub mod chunk {
-    /// Nothing more.
+    /// No content.
     pub const NONE: u16 = 0;
-    /// Data, behind their offset.
+    /// Data, after its offset.
     pub const OFFSET_DATA: u16 = 1;
-    /// So many zeros, behind their offset.
+    /// A length of zeros, after its offset.
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents.
     pub const BLOCK_STATUS: u16 = 5;
-    /// This bit stands in all errors.
+    /// This bit is set in all errors.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
     pub const ERROR: u16 = ERROR_BIT + 1;
-    /// The last chunk of a reply.
+    /// Flag of the last chunk of a reply.
     pub const DONE: u16 = 1;
 }
 
-/// The one thing that block status tells here: where nothing is allocated, and what reads as zeros.
+/// The only metadata context that is supported here: which parts are not allocated, and which
+/// read as zeros.
 pub const ALLOCATION: &str = "base:allocation";
-/// Its number.
+/// Number of this context.
 pub const ALLOCATION_ID: u32 = 1;
-/// Nothing is allocated there.
+/// The extent is not allocated.
 pub const STATE_HOLE: u32 = 1 << 0;
-/// Zeros are read there.
+/// The extent reads as zeros.
 pub const STATE_ZERO: u32 = 1 << 1;
 
-/// Reads numbers off the front of a message.
+/// Reads numbers from the front of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
-    /// All of `bytes`.
+    /// Starts at the front of `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
@@ -162,7 +164,7 @@ impl<'a> Bytes<'a> {
         Some(taken)
     }
 
-    /// What is left.
+    /// The remaining bytes.
     #[must_use]
     pub fn rest(self) -> &'a [u8] {
         self.0
@@ -187,18 +189,18 @@ impl<'a> Bytes<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// The next text, whose length stands before it. `None`: it is too long, cut off or not UTF-8.
+    /// The next string, with its length before it. `None`: it is too long, cut off or not UTF-8.
     pub fn text(&mut self) -> Option<&'a str> {
         let length = self.u32().filter(|length| *length <= MAX_STRING)?;
         std::str::from_utf8(self.take(length as usize)?).ok()
     }
 }
 
-/// Whether `found` is the number that `what` begins with.
+/// Checks the magic number at the front of `what`.
 ///
 /// # Errors
 ///
-/// It is another one.
+/// The number is wrong.
 pub fn magic(what: &'static str, found: u64, expected: u64) -> Result<(), ProtocolError> {
     if found == expected {
         return Ok(());
@@ -206,13 +208,13 @@ pub fn magic(what: &'static str, found: u64, expected: u64) -> Result<(), Protoc
     Err(ProtocolError::Magic { what, expected, found })
 }
 
-/// Appends `text` behind its length.
+/// Appends the length of `text`, and `text`.
 pub(super) fn push_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&length(text.len()).to_be_bytes());
     out.extend_from_slice(text.as_bytes());
 }
 
-/// A length that the limits above keep within 32 bits.
+/// Converts a length, which the limits above keep within 32 bits.
 pub(crate) fn length(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

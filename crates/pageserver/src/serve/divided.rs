@@ -1,9 +1,9 @@
 //! Requests that are longer than a piece.
 //!
-//! A write is handed to the layer piece by piece as its payload arrives, a read is asked for piece
-//! by piece as there is room for what it brings. Where replies come in chunks each piece is a chunk
-//! of its own, in whatever order; otherwise the pieces follow one after the other behind one
-//! header, and nothing else is answered meanwhile.
+//! The layer gets a write piece by piece as its payload arrives, and a read piece by piece as
+//! there is room for its data. If replies come in chunks, each piece is a chunk of its own, in
+//! any order. Otherwise the pieces follow each other after one header, and no other request is
+//! answered meanwhile.
 
 use std::collections::HashMap;
 
@@ -14,9 +14,9 @@ use crate::nbd::wire::command_flag::DF;
 /// A request, or a piece of one.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
-    /// As it is asked of the layer: offset and length are the piece's.
+    /// The request to the layer: offset and length are those of the piece.
     pub(super) request: Request,
-    /// The number of the request that it is a piece of; `None`: it is the whole.
+    /// Number of the request that it is a piece of; `None`: it is the whole request.
     pub(super) of: Option<u64>,
 }
 
@@ -24,25 +24,25 @@ pub(super) struct Piece {
 pub(super) struct Dividing {
     pub(super) number: u64,
     pub(super) request: Request,
-    /// The number of bytes handed to the layer, or passed over.
+    /// Number of bytes passed to the layer, or skipped.
     pub(super) done: u32,
-    /// All of a read's data stand behind one header.
+    /// Whether all data of a read follows one header.
     pub(super) is_in_one: bool,
-    /// That header is on its way: nothing but the data can follow.
+    /// Whether that header has been written: only the data can follow.
     pub(super) has_begun: bool,
 }
 
 /// A request of which some pieces are not done yet.
 struct Whole {
     request: Request,
-    /// Pieces that the layer has.
+    /// Number of pieces in the layer.
     under_way: u32,
-    /// All pieces have gone to the layer, or will not.
+    /// Whether all pieces have gone to the layer, or will not.
     is_divided: bool,
     failed: Option<Errno>,
 }
 
-/// The requests that were divided and are not answered yet.
+/// Requests that were divided and are not answered yet.
 #[derive(Default)]
 pub(super) struct Wholes {
     next: u64,
@@ -59,11 +59,11 @@ impl Dividing {
         self.request.command == Some(Command::Write)
     }
 
-    /// The next piece, of `most` bytes at most; `None`: there was all.
+    /// The next piece, of at most `most` bytes; `None`: none is left.
     pub(super) fn next(&self, most: usize) -> Option<Piece> {
         let left = self.request.length - self.done;
         let length = left.min(u32::try_from(most).unwrap_or(u32::MAX));
-        // A write that makes no sense is passed over, wherever it would lie.
+        // An invalid write is skipped, at any offset.
         let offset = self.request.offset.wrapping_add(self.done.into());
         let request = Request { offset, length, ..self.request };
         (left > 0).then_some(Piece { request, of: Some(self.number) })
@@ -71,7 +71,7 @@ impl Dividing {
 }
 
 impl Wholes {
-    /// Begins to divide a request; `failed`: no piece of it goes to the layer.
+    /// Begins to divide a request; with `failed`, no piece of it goes to the layer.
     pub(super) fn divide(
         &mut self,
         request: Request,
@@ -87,19 +87,19 @@ impl Wholes {
         Dividing { number, request, done: 0, is_in_one, has_begun: false }
     }
 
-    /// Whether one of them fails so far.
+    /// Whether a piece of this request has failed so far.
     pub(super) fn has_failed(&self, number: u64) -> bool {
         self.wholes.get(&number).is_some_and(|whole| whole.failed.is_some())
     }
 
-    /// The layer has a piece of this one.
+    /// Notes that the layer has a piece of this request.
     pub(super) fn begun(&mut self, number: u64) {
         if let Some(whole) = self.wholes.get_mut(&number) {
             whole.under_way += 1;
         }
     }
 
-    /// A piece of this one has ended.
+    /// Notes that a piece of this request has ended.
     pub(super) fn ended(&mut self, number: u64, result: Result<(), Errno>) {
         if let Some(whole) = self.wholes.get_mut(&number) {
             whole.under_way -= 1;
@@ -107,14 +107,14 @@ impl Wholes {
         }
     }
 
-    /// No more pieces of this one will go to the layer.
+    /// Notes that no more pieces of this request will go to the layer.
     pub(super) fn divided(&mut self, number: u64) {
         if let Some(whole) = self.wholes.get_mut(&number) {
             whole.is_divided = true;
         }
     }
 
-    /// This one, if all of it has ended: what was asked, and what came of it.
+    /// The request and its result, if all its pieces have ended.
     pub(super) fn finish(&mut self, number: u64) -> Option<(Request, Result<(), Errno>)> {
         let whole = self.wholes.get(&number)?;
         if !whole.is_divided || whole.under_way > 0 {

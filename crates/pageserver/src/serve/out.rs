@@ -1,4 +1,4 @@
-//! Replies that wait to be sent, and what they may hold.
+//! Replies that wait to be sent, and their memory.
 
 use std::io;
 use std::pin::Pin;
@@ -9,12 +9,12 @@ use tokio::io::AsyncWrite;
 
 use crate::budget::{Budget, Held};
 
-/// Beyond a piece, so much is free of charge, in bytes: what stands before the data, and the
-/// replies to 64 requests for a page.
+/// Bytes beyond a piece that are not charged to the budget: room for headers, so that the replies
+/// to 64 requests for a page fit.
 const BESIDE: usize = 64 << 10;
 /// Step by which the buffer grows, in bytes.
 const STEP: usize = 256 << 10;
-/// Bytes that wait to be sent, from which on no more replies are made.
+/// Number of bytes waiting to be sent at which no more replies are made.
 const MOST: usize = 1 << 20;
 
 /// Replies that wait to be sent.
@@ -31,13 +31,13 @@ impl Out {
         Self { buffer: Vec::new(), sent: 0, held: Held::new(budget, free), free }
     }
 
-    /// Nothing waits.
+    /// Whether no reply waits.
     pub(super) fn is_empty(&self) -> bool {
         self.sent == self.buffer.len()
     }
 
-    /// Whether the reply with `data` bytes can be appended now; there is room for it then. There
-    /// always is for one piece where nothing waits.
+    /// Whether a reply with `data` bytes can be appended now; if so, memory for it is reserved.
+    /// One piece always fits if no reply waits.
     pub(super) fn has_room(&mut self, data: usize) -> bool {
         if self.buffer.len() - self.sent >= MOST {
             return false;
@@ -47,7 +47,7 @@ impl Out {
             return true;
         }
         let capacity = if needs <= self.free { self.free } else { needs.next_multiple_of(STEP) };
-        // While it grows there are two for a moment; the larger one is charged.
+        // While the buffer grows, two exist for a moment; only the larger one is charged.
         if !self.held.take(capacity - self.held.bytes()) {
             return false;
         }
@@ -60,8 +60,8 @@ impl Out {
         self.held.is_charged()
     }
 
-    /// Sends what the stream takes. Ready: all of it is sent; whether that was anything. Pending:
-    /// how much was sent is told by `has_sent`.
+    /// Sends the bytes that the stream takes, and sets `has_sent` if there were any. Ready: all
+    /// of them are sent.
     pub(super) fn send(
         &mut self,
         mut stream: Pin<&mut impl AsyncWrite>,
@@ -82,11 +82,11 @@ impl Out {
             self.buffer = Vec::new();
             self.held.give(self.held.bytes());
         }
-        // TLS keeps what it could not send.
+        // A TLS stream buffers bytes that it could not send.
         let _ = stream.poll_flush(context)?;
         Poll::Ready(Ok(()))
     }
 }
 
-/// Headers before and behind the data of one reply are shorter than this, in bytes.
+/// Upper bound of the headers before and after the data of one reply, in bytes.
 const HEADERS: usize = 128;

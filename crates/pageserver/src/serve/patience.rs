@@ -1,43 +1,43 @@
-//! Whether to look for the next request instead of sleeping until it comes.
+//! Decides whether to poll for the next request instead of sleeping until it comes.
 //!
-//! Problem: to wake a thread on a CPU that has gone idle can take tens of microseconds, many times
-//! what a request for a page takes. Who has one request under way at a time pays for that each
-//! time. To look for the request until it comes saves the waking; but where the client waits for
-//! this very CPU, it makes all of it slower. Nobody tells which it is. Idea: try it. Now and then
-//! some waits go by the other way, and whichever was shorter stays.
+//! Problem: waking a thread on an idle CPU can take tens of microseconds, many times as long as a
+//! request for a page. A client that has one request in flight at a time pays for that with each
+//! request. Polling for the request saves the wake-up; but if the client waits for this very CPU,
+//! polling delays everything. No interface tells which case it is. Idea: measure both. Now and
+//! then some waits use the other method, and the faster one stays.
 //!
-//! Who looks does so for [`LOOKS`] at most, and then sleeps. Its task yields each time: the runtime
-//! looks at all its sockets, and whoever else has something to do does it. Where requests are rare,
-//! or come many at once and so share the cost of one waking, nobody looks and nothing is tried.
+//! A wait polls for at most [`LOOKS`], and then sleeps. The task yields each time, so the runtime
+//! checks its sockets and runs other tasks. If requests are rare, or many come at once and share
+//! the cost of one wake-up, no wait polls and no trial is made.
 
 use std::time::{Duration, Instant};
 
-/// How long to look before sleeping.
+/// How long to poll before sleeping.
 const LOOKS: Duration = Duration::from_micros(50);
-/// Waits longer than this say nothing of how long the waking takes: there was nothing to do.
+/// Longer waits tell nothing about wake-ups: there was nothing to do.
 const SOON: Duration = Duration::from_micros(200);
-/// More requests at once than these share the cost of a waking: QEMU has no more under way.
+/// More requests at once than these share the cost of a wake-up: QEMU has no more in flight.
 const FEW: usize = 16;
-/// A trial lasts for so many waits.
+/// Number of waits in a trial.
 const TRIAL: u32 = 32;
-/// So many waits lie between trials, at first; twice as many after each that changed nothing.
+/// Number of waits between trials, at first; it doubles after each trial that changed nothing.
 const FIRST_REST: u32 = 64;
 const LAST_REST: u32 = 1 << 15;
 
-/// What is known of the waits of one connection.
+/// Measurements of one connection's waits.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// Since when nothing has come.
+    /// Time since which no request has come.
     since: Option<Instant>,
-    /// Requests that came since the wait before.
+    /// Requests that came since the last wait.
     answered: usize,
-    /// Waits go by looking first.
+    /// Whether waits poll first.
     looks: bool,
     is_trial: bool,
-    /// Until the next trial begins, or this one ends.
+    /// Waits until the next trial begins, or this one ends.
     left: u32,
     rest: u32,
-    /// What waits take by sleeping and by looking, in nanoseconds.
+    /// Average length of waits with sleeping and with polling, in nanoseconds.
     usual: [u32; 2],
 }
 
@@ -49,7 +49,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// A request has come.
+    /// Notes that a request has come.
     pub(super) fn came(&mut self) {
         let Some(since) = self.since.take() else {
             self.answered += 1;
@@ -61,7 +61,7 @@ impl Patience {
         }
     }
 
-    /// Nothing has come: whether to look again soon, or to sleep.
+    /// Whether to poll again soon or to sleep, now that no request has come.
     pub(super) fn look_again(&mut self) -> bool {
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         self.looks && self.answered <= FEW && waited < LOOKS
@@ -76,7 +76,7 @@ impl Patience {
         }
         let waited = u32::try_from(waited.as_nanos()).unwrap_or(u32::MAX);
         let usual = &mut self.usual[usize::from(self.looks)];
-        // What it was before a trial counts for little at its end.
+        // The value from before a trial has little weight at the end of the trial.
         *usual = *usual - *usual / 8 + waited / 8;
         self.left = self.left.saturating_sub(1);
         if self.left > 0 {
@@ -86,12 +86,12 @@ impl Patience {
             (self.looks, self.is_trial, self.left) = (!self.looks, true, TRIAL);
             return;
         }
-        // To look costs CPU time: it has to be worth it.
+        // Polling costs CPU time, so it must be clearly faster.
         let [sleeping, looking] = self.usual;
         self.settle(looking < sleeping - sleeping / 4);
     }
 
-    /// From now on waits go by looking, or do not, until the next trial.
+    /// Sets whether waits poll until the next trial.
     fn settle(&mut self, looks: bool) {
         let before = self.looks != self.is_trial;
         self.rest = if looks == before { (self.rest * 2).min(LAST_REST) } else { FIRST_REST };
@@ -103,7 +103,7 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// How often it looks within so many waits, each of which takes `us` microseconds.
+    /// How many of `waits` waits poll, if each takes `us` microseconds.
     fn looks(patience: &mut Patience, waits: u32, us: impl Fn(bool) -> u64) -> u32 {
         (0..waits).fold(0, |looks, _| {
             patience.learn(Duration::from_micros(us(patience.looks)));

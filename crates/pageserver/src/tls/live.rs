@@ -1,14 +1,14 @@
-//! Files of TLS that are read again when they change, and connections that end when the
-//! certificate at their other end is revoked.
+//! TLS files that are read again when they change, and connections that end when the peer's
+//! certificate is revoked.
 //!
-//! **Problem.** A process with leases, or with guests' disks, is not to be started anew because a
-//! certificate is. And a key that was stolen is of use for as long as a connection lasts that it
-//! has opened. **Idea.** A thread looks at the files every second; what has changed is used from
-//! the next handshake on. Each connection is known by the fingerprint of the certificate at its
-//! other end; when that gets onto the list, the stream fails at its next turn, and is woken for
-//! that.
+//! **Problem.** A process with leases, or with guests' disks, must not restart because a
+//! certificate is renewed. And a stolen key remains usable for as long as a connection that it
+//! has opened lasts. **Idea.** A thread checks the files every second; changes apply from the
+//! next handshake on. Each connection is known by the fingerprint of the peer's certificate. When
+//! that fingerprint appears on the list, the stream is woken, and its next read or write fails.
 //!
-//! A file that cannot be read changes nothing: the earlier ones stay in use, and one line says why.
+//! A file that cannot be read changes nothing: the earlier files stay in use, and one line says
+//! why.
 
 use std::collections::HashSet;
 use std::io;
@@ -25,13 +25,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{HandshakeError, REVOKED, TlsError};
 
-/// How often the files are looked at.
+/// Interval at which the files are checked.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Fingerprints of certificates that are trusted no more.
+/// Fingerprints of revoked certificates.
 pub(super) type Revoked = HashSet<String>;
 
-/// The list in a directory; none: nothing is revoked.
+/// The list in a directory; if the file is missing, nothing is revoked.
 pub(super) fn revoked(directory: &Path) -> Result<Revoked, TlsError> {
     let path = directory.join(REVOKED);
     let unread = |why: String| TlsError::File { path: path.clone(), why };
@@ -52,7 +52,7 @@ pub(super) fn revoked(directory: &Path) -> Result<Revoked, TlsError> {
         .collect()
 }
 
-/// One side's files, as they are now.
+/// The files of one side, as they are now.
 pub(super) struct Live<C> {
     directory: PathBuf,
     side: &'static str,
@@ -64,16 +64,16 @@ struct State<C> {
     config: Arc<C>,
     revoked: Revoked,
     stamp: Stamp,
-    /// Why the files that are there now are not used.
+    /// Why the present files are not used.
     trouble: Option<String>,
     connections: Vec<(String, Weak<Cut>)>,
 }
 
-/// When each file was written last, and which it is; `None`: it is not there.
+/// Modification time and inode of each file; `None`: the file is missing.
 type Stamp = [Option<(i64, i64, u64)>; 4];
 
 impl<C: Send + Sync + 'static> Live<C> {
-    /// Reads the files of one side, and looks at them for as long as this is in use.
+    /// Reads the files of one side, and checks them for as long as this is in use.
     pub(super) fn new(
         directory: &Path,
         side: &'static str,
@@ -108,13 +108,13 @@ impl<C: Send + Sync + 'static> Live<C> {
         Ok(live)
     }
 
-    /// By what the next handshake is done.
+    /// Configuration for the next handshake.
     pub(super) fn config(&self) -> Arc<C> {
         self.look();
         self.state().config.clone()
     }
 
-    /// A connection whose other end has shown this certificate.
+    /// Registers a connection whose peer has shown this certificate.
     pub(super) fn admit(&self, fingerprint: String) -> io::Result<Arc<Cut>> {
         let mut state = self.state();
         if state.revoked.contains(&fingerprint) {
@@ -146,7 +146,7 @@ impl<C: Send + Sync + 'static> Live<C> {
                 (state.config, state.revoked) = (Arc::new(config), revoked);
                 (state.stamp, state.trouble) = (stamp, None);
             }
-            // Files are replaced one after the other: the next look may find all of them.
+            // Files are replaced one by one: the next check may find all of them consistent.
             Err(error) => {
                 let why = error.to_string();
                 if state.trouble.as_ref() != Some(&why) {
@@ -170,7 +170,7 @@ fn stamp(directory: &Path, side: &str) -> Stamp {
     })
 }
 
-/// Ends a connection from elsewhere.
+/// Ends a connection from another thread.
 #[derive(Default)]
 pub(super) struct Cut {
     is_cut: AtomicBool,
@@ -192,7 +192,7 @@ impl Cut {
     }
 }
 
-/// A stream with TLS for as long as the certificate at its other end is trusted.
+/// A TLS stream that works for as long as the peer's certificate is trusted.
 pub struct Trusted<T> {
     stream: T,
     cut: Arc<Cut>,
@@ -204,7 +204,7 @@ impl<T> Trusted<T> {
         Self { stream, cut, peer }
     }
 
-    /// The name in the certificate at the other end: it stays the same when the key changes.
+    /// The name in the peer's certificate: it stays the same when the key changes.
     #[must_use]
     pub fn peer(&self) -> &str {
         &self.peer

@@ -1,4 +1,4 @@
-//! Certificates that the authority has signed, and that are for this very purpose.
+//! Verifies that a certificate is signed by the authority, and is for the purpose in question.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use x509_parser::parse_x509_certificate;
 use super::fingerprint;
 use super::live::Revoked;
 
-/// A certificate's URI that says its purpose begins with this.
+/// Prefix of the URI in a certificate that names its purpose.
 const URN: &str = "urn:overbook:";
-/// The purpose of repositories' clients.
+/// Purpose of the clients of repositories.
 pub(super) const DISKS: &str = "disks";
-/// The purpose of their servers.
+/// Purpose of repositories.
 pub(super) const REPOSITORY: &str = "repository";
 
 /// The name in a certificate, if it is for this purpose.
@@ -34,7 +34,7 @@ pub(super) fn name_for(purpose: &str, certificate: &[u8]) -> Option<String> {
     })
 }
 
-/// A certificate is the authority's, and for something else.
+/// The authority has signed the certificate for another purpose.
 #[derive(Debug)]
 pub(super) struct OtherPurpose(pub(super) &'static str);
 
@@ -66,7 +66,7 @@ impl Wanted {
     }
 }
 
-/// For a server: who its clients are.
+/// A server's verifier of clients.
 #[derive(Debug)]
 pub(super) struct Clients {
     pub(super) signed: Arc<dyn ClientCertVerifier>,
@@ -111,7 +111,7 @@ impl ClientCertVerifier for Clients {
     }
 }
 
-/// For a client: who its server is.
+/// A client's verifier of servers.
 #[derive(Debug)]
 pub(super) struct Servers {
     pub(super) signed: Arc<WebPkiServerVerifier>,

@@ -1,4 +1,4 @@
-//! Authorities, and certificates that they have signed, in files as QEMU names them.
+//! Authorities, and certificates that they have signed, in files with QEMU's names.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,35 +13,35 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// Which certificate.
+/// Properties of a certificate to be made.
 #[derive(Clone, Copy)]
 pub(crate) struct Wish<'a> {
-    /// On which side.
+    /// The side that uses it.
     pub(crate) usage: Usage,
     /// Its purpose; empty: it names none.
     pub(crate) purpose: &'a str,
-    /// Whose it is: a host's name or address.
+    /// Its subject: a host's name or address.
     pub(crate) name: &'a str,
-    /// It begins to be valid so many days from now, and ends so many.
+    /// Days from now until it becomes valid, and until it expires.
     pub(crate) days: (i32, i32),
 }
 
-/// What a certificate is for.
+/// The side that uses a certificate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
     Server,
     Client,
 }
 
-/// A server's certificate that is in order.
+/// A valid server certificate.
 pub(crate) const SERVER: Wish<'static> =
     Wish { usage: Usage::Server, purpose: "repository", name: "localhost", days: (-1, 30) };
-/// A client's certificate that is in order.
+/// A valid client certificate.
 pub(crate) const CLIENT: Wish<'static> =
     Wish { usage: Usage::Client, purpose: "disks", name: "client", days: (-1, 30) };
 
 impl Authority {
-    /// A new one.
+    /// A new authority.
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -71,8 +71,8 @@ impl Authority {
         self.0.pem()
     }
 
-    /// A directory with the files of one side, which trusts this authority and shows what `signer`
-    /// has signed.
+    /// A directory with the files of one side. That side trusts this authority, and its own
+    /// certificate is signed by `signer`.
     pub(crate) fn files(&self, below: &Path, signer: &Self, side: &str, wish: Wish<'_>) -> PathBuf {
         let dir = tempfile::tempdir_in(below).unwrap().keep();
         let (certificate, key) = signer.sign(wish);

@@ -1,5 +1,5 @@
-//! A server on a unix socket in this process, and clients of it: honest ones, and raw streams for
-//! those that are not.
+//! A server on a unix socket in this process, and its clients: honest ones, and raw streams for
+//! hostile ones.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part; what fails has failed")]
 
@@ -18,10 +18,10 @@ use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::{Acceptor, Connector};
 use tokio::net::{UnixListener, UnixStream};
 
-/// How long anything may take; a busy machine is no failure.
+/// Longest time that anything may take; a busy machine must not fail the test.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// One export of one name.
+/// A catalogue with one export, of this name.
 pub(crate) struct One(pub(crate) &'static str, pub(crate) Arc<dyn Layer>);
 
 impl Catalogue for One {
@@ -39,7 +39,7 @@ impl Catalogue for One {
     }
 }
 
-/// Where a server listens; the directory goes with it.
+/// A listening server; its directory is removed with it.
 pub(crate) struct Listening {
     pub(crate) socket: PathBuf,
     task: tokio::task::JoinHandle<()>,
@@ -51,7 +51,7 @@ pub(crate) fn listen(catalogue: Arc<dyn Catalogue>) -> Listening {
     listen_with(catalogue, None, Limits::default())
 }
 
-/// The same, with TLS and limits.
+/// Like [`listen`], with TLS and limits.
 pub(crate) fn listen_with(
     catalogue: Arc<dyn Catalogue>,
     tls: Option<Acceptor>,
@@ -64,12 +64,12 @@ pub(crate) fn listen_with(
     listening
 }
 
-/// The same, there.
+/// Like [`listen`], at the given socket.
 pub(crate) fn listen_at(socket: PathBuf, catalogue: Arc<dyn Catalogue>) -> Listening {
     serve_at(socket, Server::new(catalogue, None, Limits::default()))
 }
 
-/// The same, of this server.
+/// Like [`listen_at`], with the given server.
 pub(crate) fn serve_at(socket: PathBuf, server: Arc<Server>) -> Listening {
     let listener = UnixListener::bind(&socket).unwrap();
     let task = tokio::spawn(server.listen_unix(listener));
@@ -83,14 +83,14 @@ impl Drop for Listening {
 }
 
 impl Listening {
-    /// A client of an export; its connection runs by itself.
+    /// A client of an export; a task runs its connection.
     pub(crate) async fn client(&self, name: &str) -> Result<Client, ClientError> {
         let (client, connection) = self.connect(name).await?;
         tokio::spawn(connection.run());
         Ok(client)
     }
 
-    /// The same; its connection is to be run.
+    /// Like [`Listening::client`], but the caller has to run the connection.
     pub(crate) async fn connect(
         &self,
         name: &str,
@@ -100,7 +100,7 @@ impl Listening {
         client::connect(stream, wanted).await
     }
 
-    /// The same by TLS, with a server that should be called `host`.
+    /// Like [`Listening::client`] with TLS, to a server that should have the name `host`.
     pub(crate) async fn tls_client(
         &self,
         name: &str,
@@ -112,13 +112,13 @@ impl Listening {
         Ok(client)
     }
 
-    /// A stream to say anything on.
+    /// A stream for raw bytes.
     pub(crate) async fn raw(&self) -> UnixStream {
         UnixStream::connect(&self.socket).await.unwrap()
     }
 }
 
-/// Waits until it is so.
+/// Waits until `is_so` holds.
 pub(crate) async fn waits_for(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..6_000 {
         if is_so() {

@@ -1,4 +1,4 @@
-//! Messages as they lie in bytes, for peers that say what they should not.
+//! Encoded messages, for peers that violate the protocol.
 
 use pageserver::nbd::dialogue::{self, Dialogue, Wanted};
 use pageserver::nbd::negotiation::{self, Exports, Negotiation, Tls};
@@ -14,7 +14,7 @@ pub(crate) fn option(number: u32, data: &[u8]) -> Vec<u8> {
     option_of_length(number, u32::try_from(data.len()).unwrap(), data)
 }
 
-/// An option that claims to be of this length.
+/// An option whose header claims this length.
 pub(crate) fn option_of_length(number: u32, length: u32, data: &[u8]) -> Vec<u8> {
     let mut message = wire::IHAVEOPT.to_be_bytes().to_vec();
     message.extend_from_slice(&number.to_be_bytes());
@@ -46,7 +46,7 @@ pub(crate) fn go(name: &str) -> Vec<u8> {
     option(option::GO, &data)
 }
 
-/// A request without what follows it.
+/// A request without its payload.
 pub(crate) fn request(command: Command, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut message = Vec::new();
     Request { flags: 0, command: Some(command), cookie, offset, length }.encode(&mut message);
@@ -61,7 +61,7 @@ pub(crate) fn simple_reply(error: u32, cookie: u64) -> Vec<u8> {
     message
 }
 
-/// A chunk that claims to be of this length; the last one.
+/// The last chunk of a reply, whose header claims this length.
 pub(crate) fn chunk_of_length(kind: u16, cookie: u64, length: u32, content: &[u8]) -> Vec<u8> {
     let mut message = wire::STRUCTURED_REPLY.to_be_bytes().to_vec();
     message.extend_from_slice(&chunk::DONE.to_be_bytes());
@@ -77,12 +77,12 @@ pub(crate) fn chunk(kind: u16, cookie: u64, content: &[u8]) -> Vec<u8> {
     chunk_of_length(kind, cookie, u32::try_from(content.len()).unwrap(), content)
 }
 
-/// A chunk of data, or of a number, behind its offset.
+/// Data, or a number, after its offset.
 pub(crate) fn behind(offset: u64, content: &[u8]) -> Vec<u8> {
     [&offset.to_be_bytes(), content].concat()
 }
 
-/// Hears a server's greeting, and answers it.
+/// Reads a server's greeting, and answers it.
 pub(crate) async fn greet(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).await.unwrap();
@@ -99,14 +99,14 @@ pub(crate) async fn hear(stream: &mut (impl AsyncRead + Unpin)) -> (u32, u32, Ve
     (number(8), number(12), data)
 }
 
-/// Negotiates, until requests may come.
+/// Negotiates until requests can be sent.
 pub(crate) async fn choose(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), name: &str) {
     greet(stream).await;
     stream.write_all(&go(name)).await.unwrap();
     while hear(stream).await.1 != wire::option_reply::ACK {}
 }
 
-/// All that comes until the other side has ended the connection, which it must.
+/// Reads until the peer ends the connection, which it must do.
 pub(crate) async fn to_the_end(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     let mut all = Vec::new();
     let ended = timeout(LIMIT, stream.read_to_end(&mut all)).await;
@@ -116,7 +116,7 @@ pub(crate) async fn to_the_end(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8>
 
 struct Disk;
 
-/// The disk of a server that is played.
+/// The disk of a simulated server.
 pub(crate) const DISK: Export = Export { size: 1 << 20, read_only: false, block: 1 };
 
 impl Exports for Disk {
@@ -129,7 +129,7 @@ impl Exports for Disk {
     }
 }
 
-/// All that an honest server says to a client that wants its disk and block status.
+/// All messages of an honest server to a client that wants its disk and block status.
 pub(crate) fn server_says() -> Vec<u8> {
     let (mut says, mut hears) = (Vec::new(), Vec::new());
     let mut negotiation = Negotiation::new(Tls::Absent, &mut says);

@@ -1,12 +1,12 @@
-//! What a hostile peer may send, put to the protocol's parts.
+//! Feeds messages of a hostile peer to the protocol's parts.
 //!
-//! Each function takes bytes that somebody else has chosen and panics if a part does what it never
-//! may. The fuzz targets (`fuzz/`) call them with bytes that a fuzzer finds, `tests/fuzz_smoke.rs`
-//! with random ones.
+//! Each function takes bytes that an attacker may have chosen, and panics if a part violates its
+//! guarantees. The fuzz targets (`fuzz/`) call them with bytes that a fuzzer finds,
+//! `tests/fuzz_smoke.rs` with random ones.
 //!
-//! Idea: half of all inputs are taken as they are; of the other half each few bytes choose a
-//! message that is well formed on the outside, so that what stands behind the magic numbers is
-//! reached, too. And all that is received in pieces must lead to what it leads to as a whole.
+//! Idea: half of all inputs are used as they are. In the other half, every few bytes choose a
+//! message with valid headers, so that the code after the check of the magic numbers is covered,
+//! too. Input that arrives in pieces must lead to the same result as the whole.
 
 #![allow(clippy::unwrap_used, reason = "what fails has failed")]
 
@@ -22,7 +22,7 @@ use pageserver::nbd::{Errno, ProtocolError};
 
 pub(crate) use serving::serving;
 
-/// Bytes that choose what is sent.
+/// Bytes that choose the messages.
 struct Choices<'a>(&'a [u8]);
 
 impl<'a> Choices<'a> {
@@ -49,7 +49,7 @@ impl<'a> Choices<'a> {
     }
 }
 
-/// Hands `bytes` over in pieces. Answers what came of them, and the error at their end.
+/// Passes `bytes` on in pieces. Returns the results, and the error at the end.
 fn feed<T>(
     bytes: &[u8],
     piece: usize,
@@ -70,7 +70,7 @@ fn feed<T>(
     }
 }
 
-/// What there is: a disk, and one that cannot be written.
+/// The exports: a disk, and one that is read-only.
 struct Two;
 
 const DISK: Export = Export { size: 1 << 20, read_only: false, block: 512 };
@@ -97,7 +97,7 @@ impl Exports for Two {
     }
 }
 
-/// A client's messages against a server's negotiation.
+/// Tests a server's negotiation with a client's messages.
 pub(crate) fn negotiation(data: &[u8]) {
     let mut choices = Choices(data);
     let choice = choices.byte();
@@ -182,7 +182,7 @@ fn negotiate(tls: Tls, messages: &[u8], piece: usize) -> Negotiated {
     (steps, error, out)
 }
 
-/// A request against an export.
+/// Tests a request against an export.
 pub(crate) fn requests(data: &[u8]) {
     let mut choices = Choices(data);
     let (size, choice) = (choices.short(), choices.byte());
@@ -217,7 +217,7 @@ pub(crate) fn requests(data: &[u8]) {
     assert!(edges.is_multiple_of(block.into()), "a part of a block");
 }
 
-/// A server's messages against a client's negotiation.
+/// Tests a client's negotiation with a server's messages.
 pub(crate) fn dialogue(data: &[u8]) {
     let mut choices = Choices(data);
     let choice = choices.byte();
@@ -230,7 +230,7 @@ pub(crate) fn dialogue(data: &[u8]) {
     assert_eq!(whole, pieces, "it matters in which pieces answers come");
 }
 
-/// Answers to what a client asks, most of them of the right form.
+/// Answers to a client's options, most of them of the right form.
 fn answers(choices: &mut Choices<'_>, wanted: Wanted) -> Vec<u8> {
     const KINDS: [u32; 8] =
         [1, 3, 4, 2, wire::option_reply::UNSUPPORTED, wire::option_reply::ERROR + 77, 1, 3];
@@ -276,7 +276,7 @@ fn answers(choices: &mut Choices<'_>, wanted: Wanted) -> Vec<u8> {
     all
 }
 
-/// The number of the option that a client has sent last.
+/// Number of the last option that a client has sent.
 fn last_option(said: &[u8]) -> u32 {
     let (mut rest, mut last) = (said.get(4..).unwrap_or_default(), 0);
     while let Some(header) = rest.get(..16) {
@@ -320,14 +320,14 @@ fn talk(wanted: Wanted, bytes: &[u8], piece: usize) -> Talked {
     (steps, error, said)
 }
 
-/// What a client asks in a target, of offsets and lengths that a byte or two can tell.
+/// A client's request in a target; a byte or two encode its offset and length.
 struct Question {
     command: Command,
     offset: u64,
     length: u32,
 }
 
-/// A server's replies against what a client has asked for.
+/// Tests a client's requests in flight with a server's replies.
 pub(crate) fn in_flight(data: &[u8]) {
     const COMMANDS: [Command; 4] =
         [Command::Read, Command::BlockStatus, Command::Write, Command::Read];

@@ -1,4 +1,4 @@
-//! A whole connection after its negotiation, over a stream that lies in memory.
+//! A whole connection after its negotiation, over a stream in memory.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -27,7 +27,7 @@ const PIECE: usize = 256;
 const FAILS: [u64; 2] = [13, 3333];
 const EXPORT: Export = Export { size: SIZE as u64, read_only: false, block: 1 };
 
-/// A small disk, some of whose answers take a while: those to what lies in its second half.
+/// A small disk. Answers about its second half take a while.
 struct Slow(Mutex<Vec<u8>>);
 
 impl Slow {
@@ -46,7 +46,7 @@ impl Slow {
     }
 }
 
-/// Is ready when it was polled so many times.
+/// Becomes ready after it was polled `times` times.
 async fn rest(mut times: u64) {
     poll_fn(|context| {
         if times == 0 {
@@ -107,8 +107,8 @@ impl Layer for Slow {
     }
 }
 
-/// A stream that brings `input` in pieces and takes what is sent in pieces; now and then it has the
-/// server wait.
+/// A stream that delivers `input` in pieces and takes output in pieces; every third time it makes
+/// the server wait.
 struct Tape<'a> {
     input: &'a [u8],
     out: &'a mut Vec<u8>,
@@ -167,12 +167,12 @@ impl AsyncWrite for Tape<'_> {
     }
 }
 
-/// Serves what these bytes ask for, to the end of the stream.
+/// Serves the requests in `bytes`, to the end of the stream.
 fn play(session: &Session, bytes: &[u8], piece: usize) -> (Result<(), ServeError>, Vec<u8>) {
     let mut out = Vec::new();
     let layer = Slow(Mutex::new(vec![0; SIZE]));
     let tape = Tape { input: bytes, out: &mut out, piece, turn: 0 };
-    // There is nothing but what each connection may always hold.
+    // The budget is empty: only the memory that each connection may always hold is left.
     let account = Account::new(Arc::new(Budget::new(0, PIECE)));
     let result = poll_to_the_end(serve(tape, Incoming::default(), session, &layer, &account));
     (result, out)
@@ -189,7 +189,7 @@ fn poll_to_the_end<T>(future: impl Future<Output = T>) -> T {
     panic!("serving never ends");
 }
 
-/// Requests against a server, and its replies against what a client expects of them.
+/// Tests a server with requests, and its replies with a client that expects them.
 pub(crate) fn serving(data: &[u8]) {
     let mut choices = Choices(data);
     let choice = choices.byte();
@@ -227,7 +227,7 @@ pub(crate) fn serving(data: &[u8]) {
     assert!(rest.is_empty() && expected.is_empty(), "a request has no answer");
 }
 
-/// What is asked next.
+/// Chooses the next request.
 fn next(choices: &mut Choices<'_>, in_flight: &mut InFlight) -> Request {
     const COMMANDS: [Command; 7] = [
         Command::Read,
@@ -242,14 +242,15 @@ fn next(choices: &mut Choices<'_>, in_flight: &mut InFlight) -> Request {
     let flags = u16::from(choices.byte() & 0x1f);
     let mut offset = u64::from(choices.short() % 5000);
     let length = u32::from(choices.short() % 1000);
-    // A read that fails after a part of it was sent ends the connection, unless it is in chunks.
+    // A read that fails after a part of its data was sent ends the connection, unless it is in
+    // chunks.
     let tears = |offset: u64| FAILS.iter().any(|at| at % PIECE as u64 == offset % PIECE as u64);
     offset += u64::from(tears(offset) && !FAILS.contains(&offset) && length as usize > PIECE);
     let cookie = in_flight.ask(command, offset, length);
     Request { flags, command: Some(command), cookie, offset, length }
 }
 
-/// What is to be answered to a request: an error, what is read, or nothing more.
+/// The expected answer to a request: an error, data, or success without data.
 fn is_answered(
     request: &Request,
     status: bool,

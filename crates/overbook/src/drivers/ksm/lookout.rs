@@ -1,9 +1,9 @@
-//! Looks again and again which processes of the host have memory that KSM may merge, while somebody
-//! wants to know.
+//! Scans repeatedly which processes of the host have memory that KSM may merge, while that is
+//! wanted.
 //!
-//! A look takes from some milliseconds to seconds, by the kernel's age and the host's size, and the
-//! kernel may hold it up behind a process that is stuck. So it is done beside the loop, takes about
-//! a hundredth of a CPU at most, and carries the time at which it began.
+//! A scan takes from some milliseconds to seconds, depending on the kernel version and the host's
+//! size, and the kernel may delay it behind a stuck process. So it runs apart from the loop, uses
+//! at most about a hundredth of a CPU, and its result carries the time at which it began.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +18,13 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 
-/// The pause after a look is so many times as long as that took.
+/// The pause after a scan is this many times as long as the scan took.
 const PAUSES: u32 = 100;
 
-/// How to look.
+/// The function that scans.
 pub type Looking = fn() -> io::Result<Vec<Process>>;
 
-/// The loop's end of it. Dropping it ends the looking.
+/// The loop's handle of the scans. Dropping it ends them.
 #[derive(Debug)]
 pub struct Lookout {
     wanted: watch::Sender<bool>,
@@ -33,7 +33,7 @@ pub struct Lookout {
 }
 
 impl Lookout {
-    /// Starts with nobody who wants to know. Needs a tokio runtime.
+    /// Starts without scanning. Needs a tokio runtime.
     #[must_use]
     pub fn start(look: Looking) -> Self {
         let (wanted, inbox) = watch::channel(false);
@@ -42,12 +42,12 @@ impl Lookout {
         Self { wanted, latest, task }
     }
 
-    /// Whether anybody wants to know from now on.
+    /// Sets whether scans are wanted from now on.
     pub fn want(&self, is_wanted: bool) {
         self.wanted.send_if_modified(|last| std::mem::replace(last, is_wanted) != is_wanted);
     }
 
-    /// What was seen last; `None`: nothing yet since somebody wants to know.
+    /// Result of the last scan; `None`: none has ended since scans are wanted.
     #[must_use]
     pub fn latest(&self) -> Option<Reading<Look>> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -66,10 +66,10 @@ async fn run(
     latest: Arc<Mutex<Option<Reading<Look>>>>,
 ) {
     let set = |seen| *latest.lock().unwrap_or_else(PoisonError::into_inner) = seen;
-    // An error means that the loop does not want it any more.
+    // An error means that the loop has dropped its handle.
     while wanted.wait_for(|is_wanted| *is_wanted).await.is_ok() {
         let (at, started) = (boot_now(), Instant::now());
-        // The runtime ends.
+        // An error means that the runtime is shutting down.
         let Ok(seen) = spawn_blocking(look).await else { return };
         set(Some(Reading::new(seen.map(told).map_err(|error| error.to_string()), at)));
         if let Ok(ended) = timeout(pause_after(started.elapsed()), wanted.wait_for(|is| !is)).await

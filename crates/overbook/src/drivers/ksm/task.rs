@@ -1,5 +1,5 @@
-//! Where the loop leaves orders for KSM and finds what became of them: the kernel and the disk may
-//! take their time, the loop does not wait.
+//! Takes the loop's orders for KSM and keeps their results. The kernel and the disk may be slow;
+//! the loop does not wait for them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,12 +13,12 @@ use tokio::time::sleep;
 
 use super::{Hand, Outcome};
 
-/// How often the order is carried out again, which is when others' changes are noticed.
+/// Interval at which the order is repeated; changes by other writers are noticed then.
 const REPEAT: Duration = Duration::from_secs(1);
 
 type Urgent = (KsmOrder, oneshot::Sender<Outcome>);
 
-/// The loop's end of KSM. Dropping it leaves KSM as it is.
+/// The loop's handle of KSM. Dropping it leaves KSM as it is.
 #[derive(Debug)]
 pub struct KsmDriver {
     orders: watch::Sender<KsmOrder>,
@@ -27,19 +27,19 @@ pub struct KsmDriver {
     task: AbortHandle,
 }
 
-/// What is known of KSM.
+/// State of KSM.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// What it has come to; `None`: not read yet, or there is none.
+    /// Its counters; `None`: not read yet, or the kernel has no KSM.
     pub counters: Option<Reading<Counters>>,
-    /// Whether it was last told to merge, and does.
+    /// Whether the last order was to merge, and was carried out.
     pub is_driven: bool,
     /// Why the last order was not carried out.
     pub trouble: Option<String>,
 }
 
 impl KsmDriver {
-    /// Starts with nothing ordered. Needs a tokio runtime.
+    /// Starts without an order. Needs a tokio runtime.
     #[must_use]
     pub fn start(hand: Hand) -> Self {
         let (orders, inbox) = watch::channel(KsmOrder::Undecided);
@@ -49,13 +49,13 @@ impl KsmDriver {
         Self { orders, urgent, known, task }
     }
 
-    /// What KSM is to do from now on.
+    /// Sets the order from now on.
     pub fn order(&self, order: KsmOrder) {
         self.orders.send_if_modified(|last| std::mem::replace(last, order) != order);
     }
 
-    /// Has this done now, and waits for it at most `limit`; `None`: it takes longer, and goes on.
-    /// What was ordered before stands.
+    /// Carries out an order now, and waits for it at most `limit`; `None`: it takes longer, and
+    /// continues. The standing order does not change.
     pub fn ask(
         &self,
         order: KsmOrder,
@@ -72,7 +72,7 @@ impl KsmDriver {
         }
     }
 
-    /// What is known now.
+    /// The latest state of KSM.
     #[must_use]
     pub fn known(&self) -> Known {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -95,7 +95,7 @@ async fn run(
         let (order, reply) = tokio::select! {
             biased;
             Some((order, reply)) = asked.recv() => (order, Some(reply)),
-            // An error means that the loop does not want it any more.
+            // An error means that the loop has dropped its handle.
             changed = orders.changed() => match changed {
                 Ok(()) => (*orders.borrow_and_update(), None),
                 Err(_) => return,
@@ -107,7 +107,7 @@ async fn run(
             let counters = hand.counters();
             (hand, outcome, counters)
         });
-        // The runtime ends.
+        // An error means that the runtime is shutting down.
         let Ok((back, outcome, counters)) = step.await else { return };
         hand = back;
         let news = Known {
@@ -117,7 +117,7 @@ async fn run(
         };
         *known.lock().unwrap_or_else(PoisonError::into_inner) = news;
         if let Some(reply) = reply {
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = reply.send(outcome);
         }
     }

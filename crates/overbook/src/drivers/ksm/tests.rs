@@ -1,5 +1,5 @@
-//! What is written to KSM's files, when, and that it all goes back. The files are a directory of
-//! our own, but in [`kernel`].
+//! Tests what is written to KSM's files, when, and that everything is restored. The files are in
+//! a temporary directory, except in [`kernel`].
 
 mod kernel;
 
@@ -19,7 +19,7 @@ struct World {
 }
 
 impl World {
-    /// KSM as it is while `run` says so, with pages merged or not.
+    /// KSM with the given `run` setting, and the given number of merged pages.
     fn new(run: &str, merged: u32) -> Self {
         let (ksm, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let hand = hand(ksm.path(), state.path());
@@ -62,7 +62,7 @@ impl World {
         })
     }
 
-    /// The daemon is killed and another one starts.
+    /// Simulates that the daemon is killed and another one starts.
     fn restart(&mut self) {
         self.hand = hand(self.ksm.path(), self.state.path());
     }
@@ -105,7 +105,7 @@ fn the_rate_is_pages_in_a_batch_and_what_was_there_goes_back() {
 #[test]
 fn the_journal_is_written_before_the_first_setting() {
     let mut world = World::new("0", 0);
-    // Without its directory nothing can be recorded.
+    // Without the state directory nothing can be recorded.
     let state = world.state.path().to_owned();
     std::fs::remove_dir_all(&state).unwrap();
     let error = world.obey(DRIVE).unwrap_err();
@@ -148,7 +148,7 @@ fn a_restarted_daemon_keeps_the_operators_values() {
 fn what_the_advisor_chooses_is_left_to_it() {
     let mut world = World::new("0", 0);
     world.obey(DRIVE).unwrap();
-    // Killed when the advisor was back, before that was on record.
+    // State after a kill: the advisor was restored, but not yet removed from the record.
     world.write("advisor_mode", "none [scan-time]");
     world.write("pages_to_scan", "500");
     world.restart();
@@ -166,7 +166,7 @@ fn resting_stops_it_and_keeps_what_is_merged() {
     assert_eq!(world.all(), as_before("0"));
     let record = world.on_record().unwrap();
     assert_eq!(record.before.len(), 1, "unmerging is left: {record:?}");
-    // What an admin sets meanwhile is the original of the next time.
+    // A setting that an administrator changes meanwhile is the new original.
     world.write("pages_to_scan", "7");
     world.obey(DRIVE).unwrap();
     world.obey(KsmOrder::PutBack).unwrap();
@@ -253,7 +253,7 @@ fn a_kernel_without_ksm_or_that_refuses_is_a_reason_and_nothing_else() {
     let run = world.ksm.path().join("run");
     std::fs::remove_file(&run).unwrap();
     assert!(matches!(world.obey(DRIVE), Err(KsmTrouble::Absent)));
-    // Can be read, and cannot be opened for writing, by root either.
+    // The file can be read, but not opened for writing, not even by root.
     let pages = world.ksm.path().join("pages_to_scan");
     std::fs::remove_file(&pages).unwrap();
     std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", pages).unwrap();

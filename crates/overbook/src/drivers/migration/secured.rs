@@ -1,10 +1,10 @@
-//! Guests travel by TLS: what the two QEMUs are told for that.
+//! Sets up TLS in the two QEMUs of a migration.
 //!
-//! Each side shows the certificate of its host for this one purpose, and wants the other's: the
-//! source that of the very host which the guest is to go to (`tls-hostname`), the target that of
-//! the very host which it is to come from (`tls-authz`). QEMU reads such files itself, as the user
-//! that it runs as. So they are shown to it for as long as it reads them, in a directory whose name
-//! no other process can guess or list.
+//! Each side shows its host's certificate for migrations, and verifies the peer's. The source
+//! demands the certificate of the host to which the guest moves (`tls-hostname`), the target that
+//! of the host from which it comes (`tls-authz`). QEMU reads the files itself, as the user that
+//! it runs as. So they are copied for QEMU while it reads them, to a directory whose name no
+//! other process can guess or list.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -18,24 +18,24 @@ use super::super::qmp::{Client, Command, QmpError};
 use super::told_with;
 use crate::pki::{AUTHORITY_CERTIFICATE, Purpose};
 
-/// The target's objects in QEMU.
+/// Names of the target's objects in QEMU.
 const WAITS: &str = "overbook-incoming";
 const COMES_FROM: &str = "overbook-incoming-from";
 /// Revoked certificates, which QEMU refuses; the only file that may be missing.
 const REVOKED: &str = "ca-crl.pem";
 
-/// With whom a guest travels, and by which certificates.
+/// The peer of a migration, and the certificates for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secured {
-    /// The directory of this host's certificates for migrations.
+    /// Directory of this host's certificates for migrations.
     pub files: PathBuf,
-    /// Where they are shown to QEMU; made when it is not there.
+    /// Directory for the copies that QEMU reads; created if it is missing.
     pub shown: PathBuf,
     /// The other host.
     pub peer: HostName,
 }
 
-/// Which end of a migration a QEMU is.
+/// The side of a migration on which a QEMU is.
 #[derive(Clone, Copy)]
 enum End {
     Source,
@@ -51,32 +51,32 @@ impl End {
     }
 }
 
-/// A migration's parameters without TLS: nothing is left of an earlier one.
+/// Parameters of a migration without TLS, which overwrite those of an earlier one.
 pub(super) fn nothing() -> Value {
     json!({"tls-creds": "", "tls-hostname": "", "tls-authz": ""})
 }
 
 impl Secured {
-    /// The name by which certificates of the other host's QEMUs know it.
+    /// The name in the certificates of the other host's QEMUs.
     fn peer_name(&self) -> String {
         Purpose::Migration.common_name(self.peer.as_str())
     }
 
-    /// Prepares the source's QEMU; answers with which parameters it is to migrate. Its object is
-    /// called `id`.
+    /// Prepares the source's QEMU; returns the parameters for its migration. Its object is called
+    /// `id`.
     pub(super) async fn at_source(&self, client: &mut Client, id: &str) -> Result<Value, QmpError> {
         self.credentials(client, id, End::Source).await?;
         Ok(json!({"tls-creds": id, "tls-hostname": self.peer_name(), "tls-authz": ""}))
     }
 
-    /// Prepares the target's QEMU; answers with which parameters it is to wait.
+    /// Prepares the target's QEMU; returns the parameters for its migration.
     pub(super) async fn at_target(&self, client: &mut Client) -> Result<Value, QmpError> {
-        // Left by a daemon that died in the middle of this.
+        // A daemon that died in the middle of this may have left these objects.
         for id in [WAITS, COMES_FROM] {
             forget(client, id).await?;
         }
         self.credentials(client, WAITS, End::Target).await?;
-        // As QEMU reads it off the certificate that the source shows.
+        // This is the identity that QEMU reads from the source's certificate.
         let identity = format!("CN={}", self.peer_name());
         let object = json!({"qom-type": "authz-simple", "id": COMES_FROM, "identity": identity});
         told_with(client, "object-add", object).await?;
@@ -99,7 +99,7 @@ impl Secured {
     }
 }
 
-/// Removes an object, if it is there.
+/// Removes an object, if it exists.
 pub(super) async fn forget(client: &mut Client, id: &str) -> Result<(), QmpError> {
     match client.execute(Command::with("object-del", json!({"id": id}))).await {
         Err(error) if error.is_fatal() => Err(error),
@@ -107,14 +107,14 @@ pub(super) async fn forget(client: &mut Client, id: &str) -> Result<(), QmpError
     }
 }
 
-/// Certificates that QEMU may read; they are gone when this is.
+/// Copies of certificates that QEMU may read; dropping it deletes them.
 struct Shown(PathBuf);
 
 impl Shown {
     fn new(secured: &Secured, end: End) -> io::Result<Self> {
         let parent = &secured.shown;
         directory(parent)?;
-        // 122 random bits.
+        // The name has 122 random bits.
         let name = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
         let place = parent.join(name.trim());
         directory(&place)?;
@@ -143,18 +143,18 @@ impl Shown {
     }
 }
 
-/// A directory that others may pass, and not list.
+/// Creates a directory that others may enter but not list.
 fn directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o711).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        // Whatever mask this process has.
+        // This does not depend on the umask of this process.
         _ => fs::set_permissions(path, Permissions::from_mode(0o711)),
     }
 }
 
 impl Drop for Shown {
     fn drop(&mut self) {
-        // A directory that stays cannot be found: its name is random.
+        // A directory that stays cannot be found, because its name is random.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,17 +1,17 @@
-//! How much a QEMU may say unasked.
+//! Limits the number of events that a QEMU may send.
 //!
-//! A guest can make its QEMU send events (a disk that fails, over and over), and a QEMU that was
-//! taken over can send as many as it likes. Reading them costs time that the other VMs' tasks need.
-//! So each connection has an allowance of bytes that grows with time up to [`BURST`]; who spends
-//! more is cut off, and connected to again after a pause.
+//! A guest can make its QEMU send events (a disk that fails, over and over), and a compromised
+//! QEMU can send any number. Reading them costs time that the other VMs' tasks need. So each
+//! connection has an allowance of bytes that grows with time, up to [`BURST`]. A QEMU that
+//! exceeds it is disconnected, and connected to again after a pause.
 
 use std::time::Instant;
 
-/// Bytes of events at once. An event of QEMU's has 100 to 500 bytes.
+/// Bytes of events in a burst. An event of QEMU's has 100 to 500 bytes.
 pub(super) const BURST: u32 = 256 << 10;
-/// Bytes of events in a second, for ever.
+/// Bytes of events per second, in the long run.
 pub(super) const RATE: u32 = 64 << 10;
-/// A line costs at least so much: the time that it takes is not its length alone.
+/// Minimum cost of a line: its processing time does not only depend on its length.
 const LEAST: u32 = 512;
 
 /// The remaining allowance of one connection.
@@ -22,12 +22,12 @@ pub(super) struct Allowance {
 }
 
 impl Allowance {
-    /// All of it.
+    /// A full allowance.
     pub(super) fn new(now: Instant) -> Self {
         Self { left: f64::from(BURST), at: now }
     }
 
-    /// Spends what a line of `length` bytes costs. `false`: that is more than was left.
+    /// Spends the cost of a line of `length` bytes. `false`: the allowance is exceeded.
     pub(super) fn spend(&mut self, length: usize, now: Instant) -> bool {
         let grown = now.saturating_duration_since(self.at).as_secs_f64() * f64::from(RATE);
         self.at = now;

@@ -19,34 +19,34 @@ use super::error::excerpt;
 use super::framing::{Lines, MAX_LINE};
 use super::message::{Command, Message, check_greeting, outcome, parse};
 
-/// How long the greeting, and the answer to each batch of commands, may take.
+/// Timeout of the greeting, and of the answer to each batch of commands.
 pub const DEADLINE: Duration = Duration::from_secs(2);
 
-/// A connection that has been greeted and may give commands.
+/// A connection whose greeting has been received, and which may send commands.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
     lines: Lines,
-    /// The longest line that may come now.
+    /// Longest line that is accepted now.
     limit: usize,
-    /// Allowance for unasked messages.
+    /// Allowance for events.
     unasked: Allowance,
-    /// The balloon's size by the latest event, until a caller asks for it.
+    /// The balloon's size by the latest event, until a caller takes it.
     balloon: Option<Bytes>,
-    /// The id of the last command sent.
+    /// ID of the last command sent.
     last_sent: u64,
-    /// The id of the last command that was answered.
+    /// ID of the last command that was answered.
     last_answered: u64,
 }
 
-/// Connects to the very socket that lies at `path`, by no symbolic link: a user who may write to a
-/// directory could point one at another VM's socket.
+/// Connects to the socket at `path` itself, without following symbolic links: a user who may
+/// write to a directory could point a link at another VM's socket.
 ///
 /// # Errors
-/// The kernel's; `ELOOP`: there is a link on the way.
+/// Errors of the kernel; `ELOOP`: the path has a link.
 pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     let socket = no_links::open(path)?;
-    // The descriptor is of the socket itself, whatever becomes of its name meanwhile.
+    // The descriptor refers to the socket itself, even if its name changes meanwhile.
     UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await
 }
 
@@ -54,7 +54,7 @@ impl Client {
     /// Connects, waits for the greeting, and enters command mode.
     ///
     /// # Errors
-    /// When nobody listens, or who listens does not speak QMP within [`DEADLINE`].
+    /// No process listens, or the listener does not speak QMP within [`DEADLINE`].
     pub async fn connect(path: &Path) -> Result<Self, QmpError> {
         let stream = match timeout(DEADLINE, connect(path)).await {
             Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => return Err(QmpError::Queue),
@@ -94,25 +94,25 @@ impl Client {
     /// The process that listens on the socket.
     ///
     /// # Errors
-    /// When it has ended, or lives in a PID namespace that this process cannot see.
+    /// The process has ended, or is in a PID namespace that this process cannot see.
     pub fn peer(&self) -> Result<Peer, PeerError> {
         Peer::of(&self.stream)
     }
 
-    /// Gives one command and waits for its answer.
+    /// Sends one command and waits for its answer.
     ///
     /// # Errors
-    /// When QEMU refuses, or does not answer in time; see [`QmpError::is_fatal`].
+    /// QEMU refuses, or does not answer in time; see [`QmpError::is_fatal`].
     pub async fn execute(&mut self, command: Command) -> Result<Value, QmpError> {
         let [answer] = self.batch([command]).await?;
         answer
     }
 
-    /// Gives several commands at once (at most 8, which QEMU queues), and waits for all answers.
-    /// Each may be refused on its own.
+    /// Sends several commands at once (at most 8, which QEMU queues), and waits for all answers.
+    /// Each command may be refused on its own.
     ///
     /// # Errors
-    /// When the connection fails or the answers have not come in time.
+    /// The connection fails, or the answers do not arrive in time.
     pub async fn batch<const N: usize>(
         &mut self,
         commands: [Command; N],
@@ -155,11 +155,11 @@ impl Client {
         Ok(outcomes)
     }
 
-    /// The balloon's size, when QEMU tells that it has changed. Cancel-safe: to be waited for
-    /// between commands, where it also tells at once that QEMU has died.
+    /// Waits until QEMU reports a change of the balloon's size. Cancel-safe: callers wait for it
+    /// between commands, and so also learn at once that QEMU has died.
     ///
     /// # Errors
-    /// When the connection fails, or QEMU floods it.
+    /// The connection fails, or QEMU floods it.
     pub async fn balloon_change(&mut self) -> Result<Bytes, QmpError> {
         loop {
             if let Some(size) = self.balloon.take() {
@@ -169,7 +169,7 @@ impl Client {
         }
     }
 
-    /// Waits until everything that was ever asked is answered.
+    /// Waits until all commands sent so far are answered.
     async fn drop_late_answers(&mut self) -> Result<(), QmpError> {
         while self.last_answered < self.last_sent {
             self.receive().await?;
@@ -185,8 +185,8 @@ impl Client {
         }
     }
 
-    /// Takes one line in: notes an event, returns an answer's id and text. QEMU answers in the
-    /// order of the questions.
+    /// Reads one line: records an event, or returns an answer's ID and text. QEMU answers
+    /// commands in order.
     async fn receive(&mut self) -> Result<Option<(u64, Vec<u8>)>, QmpError> {
         let line = self.lines.next(&mut self.stream, self.limit).await?;
         let message = parse(line)?;

@@ -1,4 +1,4 @@
-//! What can go wrong in talking to QEMU, in words for the person who has to put it right.
+//! Errors of talking to QEMU, in words for the person who has to fix them.
 
 use std::time::Duration;
 
@@ -9,81 +9,81 @@ use super::allowance::RATE;
 /// Why the connection, or one command, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// Nobody listens, no permission, or the connection broke.
+    /// No process listens, permission is missing, or the connection broke.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// The socket has outlived its process: nothing is said to the process that has it now.
+    /// The socket has outlived its process: nothing is sent to the process that holds it now.
     #[error("{0}")]
     Ended(PeerError),
-    /// QEMU ended, or somebody cut the connection.
+    /// QEMU ended, or something else cut the connection.
     #[error("QEMU closed the connection")]
     Closed,
-    /// Connected, and then nothing.
+    /// The connection succeeded, but no greeting arrived.
     #[error(
         "no QMP greeting in {} s: a QMP socket serves one client at a time; \
          is another one connected?",
         .0.as_secs()
     )]
     NoGreeting(Duration),
-    /// Its queue is full (`EAGAIN`).
+    /// The socket's backlog is full (`EAGAIN`).
     #[error(
         "others wait for this QMP socket already: it serves one client at a time, and another one \
          is connected"
     )]
     Queue,
-    /// Something else speaks on this socket.
+    /// Another protocol is spoken on this socket.
     #[error("not QMP: first line was {0}")]
     NotQmp(String),
     /// QEMU is stuck or stopped.
     #[error("no answer to {command} in {} s", .deadline.as_secs())]
     Deadline {
-        /// What was asked.
+        /// The command.
         command: &'static str,
-        /// How long it was waited for.
+        /// The deadline that it missed.
         deadline: Duration,
     },
-    /// A line has no end.
+    /// A line is too long.
     #[error("a line of more than {limit} bytes: cut off, no QMP message is so long")]
     TooLong {
         /// The limit.
         limit: usize,
     },
-    /// Events come faster than the allowance of a connection.
+    /// Events exceed the connection's allowance.
     #[error(
         "it sends more than {} KiB of events a second: cut off, the other VMs need that time",
         RATE >> 10
     )]
     Flood,
-    /// What arrived is no QMP message.
+    /// A message is not QMP.
     #[error("not QMP: {0}")]
     Garbage(String),
-    /// QEMU understood, and refused.
+    /// QEMU understood the command, and refused it.
     #[error("{command}: {message}")]
     Refused {
-        /// What was asked.
+        /// The command.
         command: &'static str,
         /// QEMU's words.
         message: String,
     },
-    /// The answer has not the shape that QEMU documents.
+    /// The answer does not have the structure that QEMU documents.
     #[error("{command}: the answer makes no sense: {what}")]
     Nonsense {
-        /// What was asked.
+        /// The command.
         command: &'static str,
-        /// What is wrong with it.
+        /// The error in it.
         what: String,
     },
 }
 
 impl QmpError {
-    /// Whether the connection is of no use any more. After a missed deadline it still is: the late
-    /// answer is waited for before anything else is asked.
+    /// Whether the connection cannot be used any more. It can be used after a missed deadline:
+    /// the client waits for the late answer before it sends anything else.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         !matches!(self, Self::Refused { .. } | Self::Nonsense { .. } | Self::Deadline { .. })
     }
 
-    /// Whether nobody listens on the socket: it outlived its QEMU.
+    /// Whether no process listens on the socket, which has outlived its QEMU.
     #[must_use]
     pub fn is_dead_socket(&self) -> bool {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
@@ -91,8 +91,8 @@ impl QmpError {
     }
 }
 
-/// The beginning of what a peer sent, fit for a terminal: control characters escaped, length
-/// bounded.
+/// The beginning of a peer's data, safe for a terminal: control characters are escaped, and the
+/// length is bounded.
 pub(crate) fn excerpt(bytes: &[u8]) -> String {
     const SHOWN: usize = 60;
     let head = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN)]);

@@ -1,34 +1,34 @@
-//! Lines off a socket, with a hard limit on their length.
+//! Reads lines from a socket, with a hard limit on their length.
 //!
 //! QMP sends one JSON object per line. A peer that never ends its line would grow our buffer
-//! without bound, so past a limit the connection is given up: there is no way back into step. The
-//! limit is [`MAX_LINE`], or [`MAX_LARGE`] while a large answer is waited for.
-//! Reading is cancel-safe: a deadline that strikes in the middle of a line loses nothing, the
-//! beginning waits in the buffer.
+//! without bound. So the connection is closed beyond a limit, because the client cannot
+//! resynchronize. The limit is [`MAX_LINE`], or [`MAX_LARGE`] while a large answer is expected.
+//! Reading is cancel-safe: a deadline in the middle of a line loses no data, because the
+//! beginning stays in the buffer.
 
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
 use super::QmpError;
 
-/// The longest line that is accepted unless more was asked for. QEMU's answers to what is asked
-/// here have up to some kilobytes, its events some hundred bytes.
+/// The longest line that is accepted by default. Answers to the commands used here have up to
+/// some kilobytes, events some hundred bytes.
 pub const MAX_LINE: usize = 64 << 10;
 
-/// The longest line while the answer may be large: the counters of a disk have two or three
-/// kilobytes, and a VM may have hundreds of disks, and of pieces of RAM.
+/// The longest line while the answer may be large: the counters of a disk take two or three
+/// kilobytes, and a VM may have hundreds of disks and RAM blocks.
 pub const MAX_LARGE: usize = 1 << 20;
 
-/// Kept from line to line; more is given back after an unusually long one.
+/// Capacity that is kept from line to line; memory beyond it is freed after a long line.
 const KEPT: usize = 16 << 10;
 
-/// Splits what a socket brings into lines.
+/// Splits a socket's data into lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     buffer: Vec<u8>,
-    /// Where the next line starts.
+    /// Start of the next line.
     start: usize,
-    /// Up to where no end of line was found.
+    /// End of the part that was searched and has no end of line.
     searched: usize,
 }
 
@@ -36,7 +36,7 @@ impl Lines {
     /// The next line, without its end.
     ///
     /// # Errors
-    /// At the end of the stream, and for a line of more than `limit` bytes.
+    /// The stream ends, or a line has more than `limit` bytes.
     pub(crate) async fn next(
         &mut self,
         stream: &mut UnixStream,
@@ -61,7 +61,7 @@ impl Lines {
         }
     }
 
-    /// What has arrived of the line that is not complete.
+    /// The received part of the line that is not complete.
     pub(crate) fn incomplete(&self) -> &[u8] {
         &self.buffer[self.start..]
     }

@@ -1,5 +1,5 @@
-//! The messages of QMP (QEMU's docs/interop/qmp-spec.rst), read leniently in what we do not use and
-//! strictly in what we do.
+//! The messages of QMP (QEMU's docs/interop/qmp-spec.rst). Fields that are not used are parsed
+//! leniently, all others strictly.
 
 use std::borrow::Cow;
 
@@ -38,13 +38,13 @@ impl Command {
     /// The longest answer that is accepted.
     pub(crate) fn longest_answer(&self) -> usize {
         match self.name {
-            // Lists of what a VM may have hundreds of.
+            // A VM may have hundreds of the items in these lists.
             "query-blockstats" | "query-memdev" | "query-memory-devices" => MAX_LARGE,
             _ => MAX_LINE,
         }
     }
 
-    /// As it goes over the wire, with its end of line.
+    /// The command in its wire format, with its end of line.
     pub(crate) fn to_line(&self, id: u64) -> String {
         let mut message = json!({"execute": self.name, "id": id});
         if !self.arguments.is_null() {
@@ -54,12 +54,13 @@ impl Command {
     }
 }
 
-/// One line from QEMU. An answer's value is read later ([`outcome`]): as text it is small.
+/// One line from QEMU. An answer's value is parsed later ([`outcome`]), because as text it is
+/// small.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// The balloon's size has changed.
     BalloonChange(Bytes),
-    /// An event of which nothing is used.
+    /// An event that is not used.
     Event,
     /// The answer to command `id`.
     Answer { id: u64 },
@@ -71,7 +72,7 @@ struct Greeting {
     _qmp: IgnoredAny,
 }
 
-/// As much of a line as tells what it is. The rest is skipped, not kept.
+/// The fields of a line that tell its type. The rest is skipped.
 #[derive(Deserialize)]
 struct Head<'a> {
     #[serde(borrow)]
@@ -102,7 +103,7 @@ struct RawError {
     desc: String,
 }
 
-/// Tells `"return": null` from no `return` at all.
+/// Distinguishes `"return": null` from a missing `return`.
 mod present {
     use serde::{Deserialize, Deserializer};
     use serde_json::Value;
@@ -112,7 +113,7 @@ mod present {
     }
 }
 
-/// Whether this is how QEMU says hello.
+/// Whether this is QEMU's greeting.
 pub(crate) fn check_greeting(line: &[u8]) -> Result<(), QmpError> {
     match serde_json::from_slice::<Greeting>(line) {
         Ok(_) => Ok(()),
@@ -120,7 +121,7 @@ pub(crate) fn check_greeting(line: &[u8]) -> Result<(), QmpError> {
     }
 }
 
-/// Tells what a line is, and keeps nothing of it but what is used.
+/// Determines the type of a line, and keeps only the fields that are used.
 pub(crate) fn parse(line: &[u8]) -> Result<Message, QmpError> {
     let garbage = || QmpError::Garbage(excerpt(line));
     let head: Head = serde_json::from_slice(line).map_err(|_| garbage())?;
@@ -135,7 +136,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<Message, QmpError> {
     }
 }
 
-/// Reads an answer: its value, or QEMU's words of refusal.
+/// Parses an answer: its value, or QEMU's words of refusal.
 pub(crate) fn outcome(line: &[u8]) -> Result<Result<Value, String>, QmpError> {
     let garbage = || QmpError::Garbage(excerpt(line));
     match serde_json::from_slice(line).map_err(|_| garbage())? {

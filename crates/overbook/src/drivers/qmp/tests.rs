@@ -1,4 +1,4 @@
-//! The client against servers that are anything but QEMU.
+//! Tests of the client with servers that do not behave like QEMU.
 
 use std::time::Instant;
 
@@ -10,14 +10,14 @@ use super::*;
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
 
-/// What the scripted server does next.
+/// The scripted server's next step.
 #[derive(Clone)]
 enum Step {
-    /// Sends this, end of line included.
+    /// Sends this text, end of line included.
     Say(String),
     /// Waits for one line.
     Hear,
-    /// Lets time pass.
+    /// Pauses.
     Wait(Duration),
 }
 use Step::{Hear, Say, Wait};
@@ -26,7 +26,7 @@ fn say(line: &str) -> Step {
     Say(format!("{line}\n"))
 }
 
-/// Greets and accepts `qmp_capabilities`.
+/// Sends the greeting and accepts `qmp_capabilities`.
 fn hello() -> Vec<Step> {
     vec![say(GREETING), Hear, say(r#"{"return": {}, "id": 1}"#)]
 }
@@ -196,7 +196,7 @@ async fn in_a_batch_each_command_has_its_own_outcome() {
 async fn a_queue_that_is_full_is_another_clients_doing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    // As QEMU does it: one client is served, one waits.
+    // As in QEMU: one client is served, one waits.
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     rustix::net::listen(&listener, 1).unwrap();
     let mut others = Vec::new();

@@ -1,11 +1,12 @@
 //! The records of the host's own VM managers about a process, in files that only root can write.
 //!
-//! * libvirt keeps `/run/libvirt/qemu/NAME.xml` for each VM that runs, with its pid.
+//! * libvirt keeps `/run/libvirt/qemu/NAME.xml` for each running VM, with its PID.
 //! * Proxmox keeps `/run/qemu-server/VMID.pid`, and the name in `/etc/pve/qemu-server/VMID.conf`.
 //!
-//! A file may outlive its process where the manager was killed. So one that was written before the
-//! process began is not of it, unless the process is in the cgroup that the manager makes for that
-//! VM: clocks are set, and a file that was written a second ago may look older than its process.
+//! A file may outlive its process if the manager was killed. So a file older than the process
+//! does not count, unless the process is in the cgroup that the manager makes for that VM. The
+//! cgroup decides because clocks can be set: a file that was written a second ago may look older
+//! than its process.
 
 use std::fs::File;
 use std::io::Read;
@@ -22,19 +23,19 @@ const LIBVIRT: &str = "/run/libvirt/qemu";
 const PROXMOX: &str = "/run/qemu-server";
 const PROXMOX_CONF: &str = "/etc/pve/qemu-server";
 
-/// Bytes that are read of a file: the fields looked for stand at its beginning.
+/// Maximum number of bytes read from a file: the relevant fields are at its beginning.
 const MOST_BYTES: u64 = 16 << 10;
-/// Start times are known to 10 ms, and the wall clock may have been set a little since.
+/// Start times have a resolution of 10 ms, and the wall clock may have been set a little since.
 const CLOCKS: Duration = Duration::from_secs(1);
 
-/// A VM of a manager's.
+/// A VM in a manager's records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Managed {
     pub(crate) manager: &'static str,
     pub(crate) name: VmName,
 }
 
-/// The VM that this process is, if a manager has started it.
+/// The VM of this process, if a manager has started it.
 pub(crate) fn name_of(process: Identity) -> Option<Managed> {
     libvirt(Path::new(LIBVIRT), process)
         .or_else(|| proxmox(Path::new(PROXMOX), Path::new(PROXMOX_CONF), process))
@@ -51,14 +52,14 @@ fn proxmox(dir: &Path, conf: &Path, process: Identity) -> Option<Managed> {
     // Snapshots follow, each below its own heading.
     let current = conf.lines().take_while(|line| !line.starts_with('['));
     let name = current.filter_map(|line| line.strip_prefix("name:")).next();
-    // QEMU is called so where the VM was given no name.
+    // QEMU has this name if the VM was given none.
     let unnamed = || format!("vm{}", file.file_stem().unwrap_or_default().to_string_lossy());
     let name = name.map_or_else(unnamed, |name| name.trim().to_owned());
     Some(Managed { manager: "Proxmox", name: VmName::from(name) })
 }
 
-/// Whether a manager has started another process that runs as the same user: then that a process
-/// runs as this user says nothing about it.
+/// Whether a manager has started another process that runs as the same user. If so, the user of a
+/// process proves nothing about it.
 pub(crate) fn share_user_of(process: Identity) -> bool {
     share_user_in(&[(LIBVIRT, "xml"), (PROXMOX, "pid")], process)
 }
@@ -75,7 +76,7 @@ fn share_user_in(of_managers: &[(impl AsRef<Path>, &str)], process: Identity) ->
     })
 }
 
-/// The files of a directory of root's that root has written.
+/// The files that root has written, in a directory that only root can write to.
 fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let dir = std::fs::canonicalize(dir).ok().filter(|dir| makers_in(dir) == Makers::Root);
     let entries = dir.and_then(|dir| std::fs::read_dir(dir).ok()).into_iter().flatten();
@@ -87,7 +88,7 @@ fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_roots).collect()
 }
 
-/// The file that is of this process. `pid_in`: the process that a file is of; `is_in`: whether a
+/// The file of this process. `pid_in` extracts the PID from a file; `is_in` tells whether a
 /// cgroup is the one that the manager makes for the VM of a file's stem.
 fn find(
     dir: &Path,
@@ -107,27 +108,27 @@ fn find(
     })
 }
 
-/// The paths of the cgroups that a process is in, without the slash in front.
+/// The paths of the cgroups that a process is in, without the leading slash.
 fn cgroups_of(process: Identity) -> Vec<String> {
     let text = read(Path::new(&format!("/proc/{}/cgroup", process.pid))).unwrap_or_default();
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.map(|path| path.trim_start_matches('/').to_owned()).collect()
 }
 
-/// `machine.slice/machine-qemu\x2d3\x2dweb\x2d1.scope`, in which systemd has put the VM `web-1`
-/// with the number 3. Only root makes cgroups there.
+/// Recognizes `machine.slice/machine-qemu\x2d3\x2dweb\x2d1.scope`, in which systemd puts the VM
+/// `web-1` with the number 3. Only root creates cgroups there.
 fn is_libvirts(cgroup: &str, vm: &str) -> bool {
     let name = in_slice(cgroup, "machine.slice").replace(r"\x2d", "-");
     let rest = name.strip_prefix("machine-qemu-").and_then(|rest| rest.split_once('-'));
     rest.is_some_and(|(id, name)| id.parse::<u32>().is_ok() && name == vm)
 }
 
-/// `qemu.slice/101.scope`.
+/// Recognizes `qemu.slice/101.scope`.
 fn is_proxmoxs(cgroup: &str, vmid: &str) -> bool {
     in_slice(cgroup, "qemu.slice") == vmid
 }
 
-/// The scope right in this slice, without its ending; empty: it is in none.
+/// The scope directly in this slice, without its suffix; empty: the cgroup is in none.
 fn in_slice<'a>(cgroup: &'a str, slice: &str) -> &'a str {
     let inside = cgroup.strip_prefix(slice).and_then(|rest| rest.strip_prefix('/'));
     let scope = inside.and_then(|inside| inside.split('/').next());
@@ -140,7 +141,7 @@ fn read(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `<domstatus state='running' reason='booted' pid='4711'>`.
+/// Parses `<domstatus state='running' reason='booted' pid='4711'>`.
 fn pid_in_status(text: &str) -> Option<u32> {
     let status = text.split_once("<domstatus ")?.1.split_once('>')?.0;
     status.split_once(" pid='")?.1.split_once('\'')?.0.parse().ok()
@@ -190,7 +191,7 @@ mod tests {
         assert!(!is_libvirts(&of(r"qemu\x2d3\x2dweb\x2d1"), "1"));
         assert!(!is_libvirts(&of(r"lxc\x2d3\x2dweb\x2d1"), "web-1"));
         assert!(is_proxmoxs("qemu.slice/101.scope", "101"));
-        // A user may call a scope of its own so.
+        // A user may create a scope with that name.
         let users = "user.slice/user-7.slice/user@7.service/app.slice/101.scope";
         assert!(!is_proxmoxs(users, "101") && !is_proxmoxs("qemu.slice", "qemu"));
     }

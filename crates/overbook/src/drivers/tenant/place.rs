@@ -1,4 +1,4 @@
-//! The users that can make sockets where one lies, by the owners and modes of the directories.
+//! The users that can create sockets in a directory, by the owners and modes of its path.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,29 +13,29 @@ const OTHERS: u32 = 0o002;
 /// Sticky bit: a user who may write to the directory may not replace another user's files.
 const STICKY: u32 = 0o1000;
 
-/// Where a socket lies.
+/// The place of a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The name of its directory.
     pub(crate) directory: String,
-    /// The VM's name by the socket's file name.
+    /// The VM's name according to the socket's file name.
     pub(crate) stem: VmName,
     pub(crate) makers: Makers,
 }
 
-/// The users that can make sockets in a directory.
+/// The users that can create sockets in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Makers {
     /// Root, and the user that Overbook runs as.
     Root,
     /// A user or a group to whom root has given the directory.
     Some,
-    /// Any user, or one who can put another directory in its place: why, in words.
+    /// Any user, or one who can replace the directory by another; with the reason, in words.
     Anybody(String),
 }
 
 impl Makers {
-    /// Whether root has a say in who they are.
+    /// Whether root has chosen these users.
     pub(crate) fn is_trusted(&self) -> bool {
         self.fault().is_none()
     }
@@ -67,11 +67,11 @@ impl Place {
     }
 }
 
-/// The users that can make files in `directory`, whose path has no symbolic links.
+/// The users that can create files in `directory`, whose path has no symbolic links.
 pub(crate) fn makers_in(directory: &Path) -> Makers {
     let mut way: Vec<&Path> = directory.ancestors().collect();
     way.reverse();
-    // Whether others may put a directory of their own in the place of one that is not there.
+    // Whether others may create a missing directory at this point of the path.
     let mut is_open = false;
     for (at, dir) in way.iter().enumerate() {
         let shown = dir.display();
@@ -101,7 +101,7 @@ pub(crate) fn makers_in(directory: &Path) -> Makers {
     Makers::Anybody("it has no directory".to_owned())
 }
 
-/// Root, and the user that Overbook runs as, can do anything to it in any case.
+/// Root, and the user that Overbook runs as, can replace it in any case.
 pub(crate) fn is_trusted(uid: u32) -> bool {
     [0, rustix::process::geteuid().as_raw()].contains(&uid)
 }

@@ -1,8 +1,8 @@
-//! The same with the kernel's own files: for root, while nobody uses KSM.
+//! The same with the kernel's own files. Needs root, and no other user of KSM.
 
 use super::*;
 
-/// Puts the kernel's settings back, whatever has become of the test.
+/// Restores the kernel's settings, whether the test passes or not.
 struct Kernels(Settings);
 
 impl Drop for Kernels {
