@@ -33,19 +33,13 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 /// Pages that have none.
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
-/// Comments of these directories have at most so many. Lower a number when it can be lowered.
-const ALLOWED: [(&str, usize); 11] = [
-    ("crates/lab", 219),
+/// The most faults in comments of each directory. The numbers are only ever lowered.
+const ALLOWED: [(&str, usize); 5] = [
+    ("crates/lab", 20),
     ("crates/model", 169),
-    ("crates/overbook", 522),
-    ("crates/pages", 108),
-    ("crates/pageserver", 232),
+    ("crates/overbook", 125),
     ("crates/policy", 317),
-    ("crates/protocol", 50),
     ("crates/sim", 87),
-    ("crates/sys", 161),
-    ("guest", 71),
-    ("tests", 1),
 ];
 
 /// Crates whose messages a user reads.
