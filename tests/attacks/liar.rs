@@ -162,7 +162,7 @@ impl Liar {
             }
             Request::Status => {
                 let generation = self.shared().generation();
-                Answer::Status(Status { state: State::Off, generation })
+                Answer::Status(Status { state: State::Off, generation, staging: vec![u64::MAX] })
             }
             Request::Merge { .. } => Answer::Merged(Merged::default()),
             _ => Answer::Done { count: 0 },

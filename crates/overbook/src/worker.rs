@@ -41,7 +41,6 @@
 //! Source: MEB §3 (Wang et al. 2016). Leaves out: acting on the results, which the policy does.
 
 mod clock;
-mod cold;
 mod cost;
 mod dedup;
 #[cfg(test)]
@@ -55,6 +54,8 @@ mod lru;
 mod messages;
 mod mode;
 mod outside;
+mod pager;
+mod paging;
 mod probes;
 mod process;
 mod read_back;

@@ -202,30 +202,6 @@ impl Tracker {
         &self.asked
     }
 
-    /// Draws up to `count` more granules, beyond the budget: paging needs to know which of them
-    /// are idle.
-    pub fn tick_more(&mut self, now: Time, count: u32) -> &[u32] {
-        self.asked.clear();
-        for _ in 0..count {
-            let Some(index) = self.granules.draw(now) else { break };
-            self.pending.push((index, now));
-            self.asked.push(self.granules.id(index));
-        }
-        &self.asked
-    }
-
-    /// The revoked granules, each with the known number of ticks since its last touch.
-    pub fn idle(&mut self, now: Time) -> Vec<(u32, u32)> {
-        let mut idle = Vec::new();
-        for index in 0..self.granules.tracked() {
-            if self.granules.state(index) == State::Revoked {
-                let ticks = self.granules.age(index, now) + self.granules.before(index);
-                idle.push((self.granules.id(index), ticks));
-            }
-        }
-        idle
-    }
-
     /// Every tracked granule with the number of ticks since its last touch; `None`: it may be in
     /// use.
     pub fn ages(&mut self, now: Time) -> Vec<(u32, Option<u32>)> {
@@ -265,11 +241,6 @@ impl Tracker {
     /// A trap: the granule was touched, and is accessible again.
     pub fn touched(&mut self, granule: u32, at: Time) {
         self.governor.trapped(1);
-        self.refaulted(granule, at);
-    }
-
-    /// Records a touch of a paged-out granule, whose cost is not charged to tracking.
-    pub fn refaulted(&mut self, granule: u32, at: Time) {
         let Some(index) = self.granules.find(granule) else { return };
         match self.granules.state(index) {
             State::Pending | State::Revoked => {}

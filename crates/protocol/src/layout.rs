@@ -148,9 +148,6 @@ pub enum Counter {
     LongestHoldNs,
     /// The number of times the watchdog could not get the lock within its timeout.
     Stalls,
-    /// Gauge: the cost of a touch of a paged-out page for the touching thread, in nanoseconds,
-    /// measured on a page of the shim's own; 0: not measured yet.
-    RefaultNs,
 }
 
 /// The reason why the shim gave everything back unasked.
@@ -233,9 +230,6 @@ pub enum PageState {
     /// In a buffer of the shim while it is compared with the pool's page, or until it can go back
     /// to its address in guest RAM: the guest's next touch traps.
     Aside = 4,
-    /// Staged and paged out by the kernel: the host's swap has its content. The guest's next
-    /// touch traps.
-    Out = 5,
     /// A number unknown to this version.
     Unknown = 255,
 }
@@ -248,15 +242,14 @@ impl PageState {
             2 => Self::Merged,
             3 => Self::Freed,
             4 => Self::Aside,
-            5 => Self::Out,
             _ => Self::Unknown,
         }
     }
 
-    /// Whether it belongs to staging, at any location of its content.
+    /// Whether the page is staged.
     #[must_use]
     pub const fn is_staged(self) -> bool {
-        matches!(self, Self::Staged | Self::Out)
+        matches!(self, Self::Staged)
     }
 }
 
@@ -401,19 +394,9 @@ impl<'a> Shared<'a> {
     /// Whether any page of a granule is staged.
     #[must_use]
     pub fn is_staged(self, granule: u32, granule_pages: u32) -> bool {
-        self.has(granule, granule_pages, PageState::is_staged)
-    }
-
-    /// Whether any page of a granule is paged out.
-    #[must_use]
-    pub fn is_out(self, granule: u32, granule_pages: u32) -> bool {
-        self.has(granule, granule_pages, |state| state == PageState::Out)
-    }
-
-    fn has(self, granule: u32, granule_pages: u32, is_wanted: impl Fn(PageState) -> bool) -> bool {
         let first = granule as usize * granule_pages as usize;
         let mut pages = self.states.iter().skip(first).take(granule_pages as usize);
-        pages.any(|state| is_wanted(PageState::from_number(state.load(Ordering::Acquire))))
+        pages.any(|state| PageState::from_number(state.load(Ordering::Acquire)).is_staged())
     }
 }
 

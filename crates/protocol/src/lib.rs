@@ -24,7 +24,7 @@ mod wire;
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes with each change of a message or the layout. Both sides must have the same version.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;
 
 /// The number of [`Request::Hello`], and of no other request; it is not written in the packet. An
 /// answer with this number belongs to Hello, or is a refusal: of a packet that was not
@@ -34,7 +34,7 @@ pub const HELLO: u32 = 0;
 /// The longest packet that either side sends or accepts, in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
 
-/// The most granules in one [`Request::Revoke`], [`Request::Recall`] or [`Request::PageOut`].
+/// The most granules in one [`Request::Revoke`] or [`Request::Recall`].
 pub const MAX_REVOKE: usize = 2048;
 
 /// The most runs in one [`Request::Merge`].
@@ -174,13 +174,6 @@ pub enum Request {
     Keep {
         /// The pages, as for [`Self::Take`].
         runs: Vec<Pages>,
-    },
-    /// Makes the kernel page out the revoked pages of these granules, for at most a tenth of a
-    /// second; accessible pages stay. The page states show which pages are out. Answered with
-    /// [`Answer::Done`]: the number of granules processed, from the first on.
-    PageOut {
-        /// Numbers of granules; at most [`MAX_REVOKE`].
-        granules: Vec<u32>,
     },
 }
 
@@ -355,6 +348,9 @@ pub struct Status {
     /// Grows with each change of the regions (hot-plugged RAM); another [`Request::Hello`]
     /// returns the new ones.
     pub generation: u32,
+    /// For each region the address in QEMU's address space at which its first page is staged;
+    /// empty: nothing is tracked.
+    pub staging: Vec<u64>,
 }
 
 /// The reason why a request was refused.

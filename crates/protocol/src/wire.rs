@@ -97,7 +97,7 @@ impl Request {
     fn check(&self) -> Result<(), Refusal> {
         match self {
             Self::Track(tracking) => tracking.check()?,
-            Self::Revoke { granules } | Self::Recall { granules } | Self::PageOut { granules }
+            Self::Revoke { granules } | Self::Recall { granules }
                 if granules.is_empty() || granules.len() > MAX_REVOKE =>
             {
                 return Err(invalid("granules", granules.len() as u64, "1 to 2048 of them"));
@@ -125,7 +125,6 @@ impl Request {
             Self::Hello { .. }
             | Self::Revoke { .. }
             | Self::Recall { .. }
-            | Self::PageOut { .. }
             | Self::Pool { .. }
             | Self::Unshare { .. }
             | Self::HandOver { .. }

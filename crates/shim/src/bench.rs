@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use protocol::MAX_GRANULE_PAGES;
 use rustix::io::Errno;
-use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved, advise};
+use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved};
 
 use crate::time::now;
 use crate::transitions::{self, Host, Kernel as _};
@@ -63,14 +63,6 @@ impl Bench {
         // SAFETY: both halves are registered, and the fault thread serves.
         let taken = unsafe { host.move_pages(self.staging(), guest.start, guest.len) };
         (taken.bytes > 0).then_some(guest.start)
-    }
-
-    /// Has the kernel page out the granule that [`Self::arm`] revoked, so that the next touch
-    /// finds a page that is paged out.
-    pub(crate) fn page_out(&self, granule_pages: u32) {
-        let len = u64::from(granule_pages) * PAGE_BYTES;
-        // SAFETY: this discards nothing.
-        let _ = unsafe { advise(Range { start: self.staging(), len }, Advice::LinuxPageOut) };
     }
 
     /// Moves the pages back; fills those that cannot be moved with zeros.

@@ -29,7 +29,7 @@ use crate::engine::{self, ENGINE, lock};
 use crate::merge::{self, Pool};
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
-use crate::{bench, cold, fault_thread, freed, remapping, threads, watchdog};
+use crate::{bench, fault_thread, freed, remapping, threads, watchdog};
 
 /// How often the cost of a trap is measured while tracking.
 const CALIBRATION: Duration = Duration::from_secs(3);
@@ -210,12 +210,7 @@ impl Worker {
                 Answer::Done { count }
             }
             Request::Revoke { granules } => Answer::Done { count: engine::revoke(&granules)? },
-            Request::Recall { granules } => {
-                Answer::Done { count: cold::recall(&granules, || !self.hung_up())? }
-            }
-            Request::PageOut { granules } => {
-                Answer::Done { count: cold::page_out(&granules, || !self.hung_up())? }
-            }
+            Request::Recall { granules } => Answer::Done { count: engine::recall(&granules)? },
             Request::Pool { slots } => {
                 let pool = Pool::open(fd, slots)?;
                 lock().pool = Some(pool);
@@ -238,15 +233,12 @@ impl Worker {
                 Answer::Taken(freed::take(&runs, || !self.hung_up())?)
             }
             Request::Keep { runs } => Answer::Done { count: freed::keep(&runs) },
-            Request::Release => {
-                let count = engine::give_back(None);
-                cold::read_all(|| !self.hung_up());
-                Answer::Done { count }
-            }
+            Request::Release => Answer::Done { count: engine::give_back(None) },
             Request::Status | Request::Hello { .. } => {
                 let engine = lock();
                 let generation = engine.ram.generation();
-                Answer::Status(Status { state: engine.state(), generation })
+                let staging = engine.tracker.as_ref().map_or_else(Vec::new, Tracker::staging);
+                Answer::Status(Status { state: engine.state(), generation, staging })
             }
         };
         Ok(Some(answer))
@@ -325,23 +317,7 @@ fn calibrate() {
         // SAFETY: the place is kept for ever.
         total += unsafe { bench::touch(place) };
     }
-    let refault = if cold::has_paged_out() { touch_paged_out() } else { None };
     if let Some(channel) = &lock().channel {
         channel.shared().set(Counter::RoundTripNs, (total / TOUCHES).as_nanos_u64());
-        if let Some(took) = refault {
-            channel.shared().set(Counter::RefaultNs, took.as_nanos_u64());
-        }
     }
-}
-
-/// Measures a touch of a page that is paged out.
-fn touch_paged_out() -> Option<Duration> {
-    let (place, granule_pages) = {
-        let mut engine = lock();
-        let tracker = engine.tracker.as_mut()?;
-        (tracker.arm_bench()?, tracker.tracking().granule_pages)
-    };
-    bench::Bench::get()?.page_out(granule_pages);
-    // SAFETY: the place is kept for ever.
-    Some(unsafe { bench::touch(place) })
 }

@@ -245,7 +245,7 @@ impl Engine {
         // Moved pages count as written, and so would freed pages. Staged pages are not there to
         // be moved.
         let is_plain = |channel: &Channel| {
-            let others = [PageState::Freed, PageState::Staged, PageState::Aside, PageState::Out];
+            let others = [PageState::Freed, PageState::Staged, PageState::Aside];
             channel.merged(piece).next().is_none()
                 && !others.into_iter().any(|state| channel.has(piece, state))
         };

@@ -23,7 +23,7 @@ use crate::holds::Holds;
 use crate::merge::Pool;
 use crate::ram::{GuestRam, end};
 use crate::time::{Nanos, now};
-use crate::tracker::{Recalled, Served, Tracker, fill_stray, page_of};
+use crate::tracker::{Served, Tracker, fill_stray, page_of};
 use crate::transitions::{self, Host, Run};
 use crate::turns::{Turn, Turns, turn};
 use crate::{cuts, hot_set, merge, tracker, unshare, watchdog};
@@ -412,17 +412,9 @@ pub(crate) fn revoke(granules: &[u32]) -> Result<u32, Refusal> {
     each(granules, Tracker::revoke)
 }
 
-/// Brings granules back; returns how many were revoked. Passes to `read` each granule that has
-/// pages in the host's swap.
-pub(crate) fn recall(granules: &[u32], mut read: impl FnMut(Range)) -> Result<u32, Refusal> {
-    each(granules, |tracker, channel, granule| match tracker.recall(channel, granule) {
-        Recalled::No => false,
-        Recalled::Yes => true,
-        Recalled::Out(range) => {
-            read(range);
-            true
-        }
-    })
+/// Brings granules back; returns how many were revoked.
+pub(crate) fn recall(granules: &[u32]) -> Result<u32, Refusal> {
+    each(granules, Tracker::recall)
 }
 
 /// Applies `act` to these granules, turn by turn; returns for how many it succeeded.

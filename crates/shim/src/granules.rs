@@ -86,6 +86,11 @@ impl Granules {
         self.shadowed.iter().flat_map(both)
     }
 
+    /// For each block the address at which its first page is staged.
+    pub(crate) fn staging(&self) -> Vec<u64> {
+        self.shadowed.iter().map(|shadowed| shadowed.staging).collect()
+    }
+
     /// The granule with this number.
     pub(crate) fn get(&self, number: u32) -> Option<Granule> {
         let first_page = number.checked_mul(self.granule_pages)?;
@@ -175,11 +180,6 @@ impl Granule {
     /// Whether some pages are staged: usually all that are not merged.
     pub(crate) fn is_staged(&self, shared: Shared<'_>) -> bool {
         self.numbers().any(|page| shared.state(page).is_staged())
-    }
-
-    /// Whether some pages are in the host's swap.
-    pub(crate) fn is_out(&self, shared: Shared<'_>) -> bool {
-        self.numbers().any(|page| shared.state(page) == PageState::Out)
     }
 
     /// The parts that have this state, each as long as possible: usually one, the whole granule.

@@ -11,7 +11,7 @@
 //!
 //! # Where a page is
 //!
-//! Each page of guest RAM is plain, staged, paged out, in the buffer, merged or freed.
+//! Each page of guest RAM is plain, staged, in the buffer, merged or freed.
 //! [`transitions`] has the table of these states and of every step between them. The table says
 //! which thread may take a step, and how the page tables are asked afterwards whether it was
 //! taken. A model with two actors and two pages is run through every interleaving there. The
@@ -80,12 +80,6 @@
 //!     plain again when it is taken, discarded, or found missing at a touch (`freed`,
 //!     `tracker::take_back_holes`).
 //!
-//! # The rule that makes it safe to page out
-//!
-//! 16. Only staged pages are paged out, while the lock is free. To the kernel they are memory
-//!     like any other. A thread that moves them back meanwhile moves them in memory or as swap
-//!     entries. No thread waits for a disk while it holds the lock (`cold`).
-//!
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is
 //! taken, except by the first write to a page that is still merged. When in doubt, the shim lets
 //! QEMU run as if it were not there.
@@ -106,7 +100,6 @@
 //! | `holds`, `qemu` | operations of QEMU that exclude tracking |
 //! | `disks` | disks whose reads cannot be seen, which exclude merging |
 //! | `turns` | the lock, and its order of precedence |
-//! | `cold` | cold memory: to the host's swap, and back |
 //! | `freed` | memory that QEMU discards: handed over to the kernel, and taken |
 //! | `merge` | equal pages: moved to the buffer, compared, replaced |
 //! | `cuts` | merged pages that become plain again, at a write or all together; joining mappings |
@@ -121,7 +114,6 @@
 
 mod bench;
 mod channel;
-mod cold;
 mod control;
 mod cuts;
 mod descriptors;

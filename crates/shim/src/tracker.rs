@@ -46,16 +46,6 @@ pub(crate) enum Served {
     FuseBlown,
 }
 
-/// The result of recalling a granule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recalled {
-    /// The granule was accessible, or cannot be moved back.
-    No,
-    Yes,
-    /// The granule is back, and this range of it is in the host's swap.
-    Out(Range),
-}
-
 /// Where a touch found its page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
@@ -233,36 +223,22 @@ impl Tracker {
         staged > 0
     }
 
-    /// Brings a granule back that has not been touched.
-    pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> Recalled {
+    /// Brings a granule back that has not been touched. Returns `false` if it was accessible, or
+    /// cannot be moved back.
+    pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> bool {
         let shared = channel.shared();
         let Some(granule) = self.granules.get(number).filter(|it| it.is_staged(shared)) else {
-            return Recalled::No;
+            return false;
         };
-        let was_out = granule.is_out(shared);
         let is_back = self.give_back(shared, granule);
         self.wake(granule.guest);
         self.came_in_reach(number);
-        match (is_back, was_out) {
-            (false, _) => Recalled::No,
-            (true, false) => Recalled::Yes,
-            (true, true) => Recalled::Out(granule.guest),
-        }
+        is_back
     }
 
-    /// The staging ranges of a revoked granule that are not paged out.
-    pub(crate) fn staged_of(&self, channel: &Channel, number: u32) -> Vec<Range> {
-        let Some(granule) = self.granules.get(number) else { return Vec::new() };
-        let parts = granule.parts(channel.shared(), PageState::Staged);
-        parts.map(|part| Range { start: part.staging, ..part.guest }).collect()
-    }
-
-    /// Records which pages of a granule the kernel has paged out.
-    pub(crate) fn note_out(&self, channel: &Channel, number: u32) {
-        let Some(granule) = self.granules.get(number) else { return };
-        for part in granule.parts(channel.shared(), PageState::Staged) {
-            transitions::note_out(&self.host, channel.shared(), part.run());
-        }
+    /// For each block of guest RAM the address at which its first page is staged.
+    pub(crate) fn staging(&self) -> Vec<u64> {
+        self.granules.staging()
     }
 
     /// Wakes threads that wait for a page of `range`; each continues, or traps again.

@@ -10,7 +10,6 @@
 //! |---|---|
 //! | plain (`Plain`) | where QEMU expects it, or nowhere: then it is zero |
 //! | staged | in staging, or nowhere |
-//! | out | in the host's swap, for staging |
 //! | buffered (`Aside`) | in the [buffer](crate::merge::buffer), during a turn or until it can be moved back |
 //! | merged (`Merged`) | in the pool, or in the kernel's copy of it, mapped where QEMU expects it |
 //! | freed | where QEMU expects it, or nowhere; the kernel may drop it |
@@ -18,9 +17,8 @@
 //! | from | event | to | step | by | asked afterwards |
 //! |---|---|---|---|---|---|
 //! | plain | revoke | staged, or plain if all of it stays | [`stage`] | control | no page is in both places |
-//! | staged | paged out | out | [`note_out`] | control | staging has it in swap |
-//! | staged, out | touch, recall, release, any need for RAM in its place | plain | [`unstage`] | fault thread, control, watchdog, QEMU | staging holds none of it; pages that it still holds stay staged |
-//! | staged, out | discard | the same, and nowhere | `freed` | QEMU | staging holds none of it; else QEMU is told that its discard failed |
+//! | staged | touch, recall, release, any need for RAM in its place | plain | [`unstage`] | fault thread, control, watchdog, QEMU | staging holds none of it; pages that it still holds stay staged |
+//! | staged | discard | the same, and nowhere | `freed` | QEMU | staging holds none of it; else QEMU is told that its discard failed |
 //! | plain | merge, join | buffered, or plain if it stays | [`set_aside`] | control; fault thread (join) | no page is in both places |
 //! | buffered | equal to a slot | merged | [`share`] | control | before: its place is empty; afterwards: the buffer holds none of it |
 //! | buffered | zeros | plain, and nowhere | [`drop_zeros`] | control | the buffer holds none of it |
@@ -50,6 +48,9 @@
 //! The steps are generic over the [`Kernel`], so that `tests` can run them in every interleaving
 //! against a model. The model has a guest that reads and writes, a disk that pins, and calls that
 //! fail, do a part, or report a false result.
+//!
+//! **Swap.** The kernel may page out a page in any state, at any moment. Its place stays the same,
+//! and it moves as a swap entry.
 //!
 //! Nothing here allocates or touches guest RAM.
 
@@ -159,18 +160,8 @@ pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) 
     }
 }
 
-/// Staged → out, for the pages that the kernel has paged out of staging; returns their number.
-/// Nothing is moved by this.
-pub(crate) fn note_out<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> u32 {
-    let Ok(swapped) = kernel.swapped(run.place()) else { return 0 };
-    let is_out = |page: usize| swapped.has(page) && state(shared, run, page) == PageState::Staged;
-    let out = (0..pages_of(run.home)).filter(|&page| is_out(page)).count();
-    mark(shared, run, PageState::Out, is_out);
-    u32::try_from(out).unwrap_or(u32::MAX)
-}
-
-/// Staged, or out → plain. Pages that cannot be moved keep their state. Pages that are out move
-/// as swap entries, and are read when they are touched.
+/// Staged → plain. Pages that cannot be moved keep their state. Swapped-out pages move as swap
+/// entries; the kernel reads each at its touch.
 ///
 /// # Safety
 /// Both ranges are registered; the content in staging belongs to this run.

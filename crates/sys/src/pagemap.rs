@@ -251,20 +251,7 @@ impl Pagemap {
     /// As for [`Self::populated`].
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn populated_set(&self, range: Range) -> Result<PageSet, Errno> {
-        self.set(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
-    }
-
-    /// The pages of `range`, at most [`PageSet::MOST`], that are swapped out. Does not allocate.
-    ///
-    /// # Errors
-    /// As for [`Self::populated`].
-    #[cfg_attr(feature = "faults", track_caller)]
-    pub fn swapped_set(&self, range: Range) -> Result<PageSet, Errno> {
-        self.set(range, PAGE_IS_SWAPPED)
-    }
-
-    #[cfg_attr(feature = "faults", track_caller)]
-    fn set(&self, range: Range, any: u64) -> Result<PageSet, Errno> {
+        let any = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
         let wanted = ScanArg { category_anyof_mask: any, return_mask: any, ..ScanArg::default() };
         let mut set = PageSet::default();
         self.scan(range, wanted, |found| set.add(range, found.range()))?;

@@ -157,7 +157,7 @@ impl Shim {
                 let shared = Shared::open(self.layout, self.memory.words(), self.memory.bytes());
                 shared.iter().for_each(|shared| shared.set(Counter::RoundTripNs, 20_000));
                 let generation = shared.map_or(1, |shared| shared.generation());
-                Answer::Status(Status { state: State::Off, generation })
+                Answer::Status(Status { state: State::Off, generation, staging: Vec::new() })
             }
             Request::Merge { .. } => Answer::Merged(Merged::default()),
             Request::Take { .. } => Answer::Taken(Taken::default()),

@@ -20,9 +20,13 @@ use protocol::layout::{Counter, PageState};
 use protocol::ring::Consumer;
 use protocol::{
     Answer, MAX_PACKET, MAX_REVOKE, MAX_TAKE_PAGES, MAX_UNSHARE, Pages, Refusal, Request, State,
-    Tracking, VERSION,
+    Status, Tracking, VERSION,
 };
+use sys::memory_map::PAGE_BYTES;
+use sys::outside::Outside;
+use sys::process::Identity;
 use sys::seqpacket::SeqpacketError;
+use sys::userfaultfd::Range;
 
 use super::deeds::Deeds;
 use super::link::{Link, LinkError, told};
@@ -35,8 +39,8 @@ const TELL: Duration = Duration::from_millis(100);
 const TRACK_TRIES: u32 = 100;
 /// The most runs of a take.
 const TAKEN: u32 = 8;
-/// The number of granules that are searched for staged ones.
-const LOOKED_AT: u32 = 512;
+/// The most pages that are paged out at once.
+const MOST_PAGED_OUT: u64 = 512;
 /// The number of pages that are searched for a freed one.
 const NEAR: u32 = 8192;
 /// Longer than the silence that a shim tolerates.
@@ -151,7 +155,7 @@ impl Tormentor {
                     let requests = self.random.between(10, 60);
                     self.revoke(&mut link, &tracking, requests)?;
                 }
-                Whim::PageOut => self.page_out(&mut link, &tracking)?,
+                Whim::PageOut => self.page_out(&mut link)?,
                 Whim::Status => drop(self.status(&mut link)?),
                 Whim::ReadRing => self.read_ring(&link, &mut ring, &tracking),
                 Whim::Merge => self.merge(&mut link)?,
@@ -290,21 +294,27 @@ impl Tormentor {
         Ok(())
     }
 
-    /// Has the staged granules of a range paged out, which are few.
-    fn page_out(&mut self, link: &mut Link, tracking: &Tracking) -> Result<(), LinkError> {
-        let Some(shared) = link.shared() else { return Ok(()) };
-        let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
-        let most = u64::from(last / tracking.granule_pages + 3);
-        let first = u32::try_from(self.random.between(0, most)).unwrap_or(u32::MAX);
-        let near = first..first.saturating_add(LOOKED_AT);
-        let is_staged = |granule: &u32| shared.is_staged(*granule, tracking.granule_pages);
-        let mut granules: Vec<u32> = near.filter(is_staged).collect();
-        granules.push(first);
-        let request = Request::PageOut { granules };
-        match self.ask(link, &request)? {
-            Answer::Done { .. } | Answer::Refused(Refusal::NotTracking { .. }) => Ok(()),
-            other => Err(LinkError::unexpected(&told(&request), &other)),
+    /// Pages out some memory from outside: guest RAM in its place, or in staging. The shim may be
+    /// moving it at that moment.
+    fn page_out(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let Answer::Status(Status { staging, .. }) = self.ask(link, &Request::Status)? else {
+            return Ok(());
+        };
+        let last = link.regions.len().saturating_sub(1) as u64;
+        let at = usize::try_from(self.random.between(0, last)).unwrap_or(0);
+        let Some(region) = link.regions.get(at) else { return Ok(()) };
+        let first = self.random.between(0, u64::from(region.pages) - 1);
+        let pages = self.random.between(1, MOST_PAGED_OUT).min(u64::from(region.pages) - first);
+        let start = match staging.get(at) {
+            Some(staging) if self.random.between(0, 1) == 1 => *staging,
+            _ => region.address,
+        };
+        let range = Range { start: start + first * PAGE_BYTES, len: pages * PAGE_BYTES };
+        if let Some(memory) = Identity::of(self.pid).and_then(|it| Outside::of(it).ok()) {
+            // A process that has ended has no memory.
+            let _ = memory.page_out(&[range]);
         }
+        Ok(())
     }
 
     /// Has pages merged that were the same a moment ago.

@@ -64,8 +64,6 @@ pub(super) struct Before {
 #[derive(Clone, Debug)]
 pub(super) struct CostMeter {
     first_traps: u64,
-    /// Traps that are not tracking's, since it was last looked.
-    refaults: u64,
     held_ns: u64,
     last: Counters,
     last_us: u64,
@@ -84,7 +82,6 @@ impl CostMeter {
     pub(super) fn new(counters: Counters, now_us: u64, before: Option<Before>) -> Self {
         let mut meter = Self {
             first_traps: counters.traps,
-            refaults: 0,
             held_ns: 0,
             last: counters,
             last_us: now_us,
@@ -100,11 +97,6 @@ impl CostMeter {
     /// So much CPU time went into tracking this VM here.
     pub(super) fn spent(&mut self, ns: u64) {
         self.cpu_ns = self.cpu_ns.saturating_add(ns);
-    }
-
-    /// So many traps were touches of memory that is paged out: they are not tracking's.
-    pub(super) fn refaulted(&mut self, traps: u64) {
-        self.refaults = self.refaults.saturating_add(traps);
     }
 
     /// Looks at the counters, and for how many nanoseconds the shim's fault thread has `waited` for
@@ -132,11 +124,10 @@ impl CostMeter {
         let waited_ns = waited();
         let waited_ns = if traps > 0 { waited_ns.min(passed_us.saturating_mul(1_000)) } else { 0 };
         let switches_ns = traps.saturating_mul(self.switch_ns());
-        let own = traps.saturating_sub(std::mem::take(&mut self.refaults));
         let held_ns = handled_ns.saturating_add(waited_ns).saturating_add(switches_ns);
         let taken = Taken {
-            traps: own,
-            held_ns: held_ns.checked_div(traps).unwrap_or(0).saturating_mul(own),
+            traps,
+            held_ns,
             cpu_ns: std::mem::take(&mut self.cpu_ns)
                 .saturating_add(control_ns((self.last.control_ns, counters.control_ns), passed_us)),
         };

@@ -177,13 +177,6 @@ impl FakeShim {
                 }
                 Answer::Done { count: u32::try_from(granules.len()).unwrap() }
             }
-            Request::PageOut { granules } => {
-                let pages = self.tracking.map_or(1, |tracking| tracking.granule_pages);
-                for granule in granules.iter().filter(|it| self.shared().is_staged(**it, pages)) {
-                    self.set(*granule, PageState::Out);
-                }
-                Answer::Done { count: u32::try_from(granules.len()).unwrap() }
-            }
             Request::Pool { .. } | Request::Unshare { .. } => Answer::Done { count: 0 },
             Request::Merge { .. } => Answer::Merged(protocol::Merged::default()),
             Request::HandOver { lazily } => {
@@ -201,7 +194,8 @@ impl FakeShim {
             }
             Request::Status => {
                 let state = self.tracking.map_or(State::Off, State::On);
-                Answer::Status(Status { state, generation: self.shared().generation() })
+                let generation = self.shared().generation();
+                Answer::Status(Status { state, generation, staging: Vec::new() })
             }
         }
     }
@@ -235,7 +229,7 @@ impl FakeShim {
 
     fn set(&self, granule: u32, state: PageState) {
         let pages = self.tracking.map_or(1, |tracking| tracking.granule_pages);
-        let moves = [PageState::Plain, PageState::Staged, PageState::Out];
+        let moves = [PageState::Plain, PageState::Staged];
         for page in granule * pages..(granule + 1) * pages {
             if moves.contains(&self.shared().state(page)) {
                 self.shared().set_state(page, state);

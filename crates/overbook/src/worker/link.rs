@@ -39,8 +39,8 @@ use super::words;
 
 /// How long a shim may take to answer: longer than any pause of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same where it has to read all that is in the host's swap.
-const READING_PATIENCE: Duration = Duration::from_secs(120);
+/// The same for giving everything back: some GiB, page by page where it is in swap.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a full backlog is waited for: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
 /// Requests in flight: what the kernel holds of packets that a shim has not read, by default
@@ -125,10 +125,7 @@ enum Asked {
     Track,
     /// Granules by index, at that moment.
     Revoke(Vec<u32>, Time),
-    /// Granules by index, of which the strategy hears.
-    Recall(Vec<u32>),
-    /// Granules by index.
-    PageOut(Vec<u32>),
+    Recall,
     Status,
     Release,
     Pool,
@@ -140,9 +137,9 @@ enum Asked {
 }
 
 impl Asked {
-    /// How long its answer may take. What is paged out is read before a release is answered.
+    /// The longest time that its answer may take.
     fn patience(&self) -> Duration {
-        if matches!(self, Self::Release) { READING_PATIENCE } else { PATIENCE }
+        if matches!(self, Self::Release) { RELEASE_PATIENCE } else { PATIENCE }
     }
 }
 
@@ -156,14 +153,12 @@ pub(super) enum News {
     /// These granules, by index, were to be taken out of reach at that moment, and were as far as
     /// they could be.
     Revoked(Vec<u32>, Time),
-    /// The granules named are within reach again: these, by index, and others.
-    Recalled(Vec<u32>),
-    /// The shim came to these granules, by index, which were to be paged out.
-    PagedOut(Vec<u32>),
+    /// The named granules are accessible again.
+    Recalled,
     /// It cannot do what it was asked to.
     Refused(Refusal),
-    /// Where it stands.
-    Status(State),
+    /// Its state, and where it keeps revoked pages ([`Status::staging`]).
+    Status(State, Vec<u64>),
     /// Everything has been given back.
     Released,
     /// What became of the request of this number: for a pool, a merge, or copies of their own for
@@ -247,19 +242,9 @@ impl Link {
         self.ask(&Request::Revoke { granules: numbers }, Asked::Revoke(indexes, at))
     }
 
-    /// Asks for granules back: their numbers, at most `MAX_REVOKE`, and the indexes of those of
-    /// which the strategy is to hear.
-    pub(super) fn recall(&mut self, numbers: Vec<u32>, indexes: Vec<u32>) -> Result<(), LinkError> {
-        self.ask(&Request::Recall { granules: numbers }, Asked::Recall(indexes))
-    }
-
-    /// Asks to page out granules: their numbers, at most `MAX_REVOKE`, and their indexes.
-    pub(super) fn page_out(
-        &mut self,
-        numbers: Vec<u32>,
-        indexes: Vec<u32>,
-    ) -> Result<(), LinkError> {
-        self.ask(&Request::PageOut { granules: numbers }, Asked::PageOut(indexes))
+    /// Asks for granules back: their numbers, at most `MAX_REVOKE`.
+    pub(super) fn recall(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
+        self.ask(&Request::Recall { granules }, Asked::Recall)
     }
 
     /// Asks how things stand, which is also a sign of life.
@@ -322,12 +307,7 @@ impl Link {
 
     /// Whether it is just recalling.
     pub(super) fn is_recalling(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::Recall(_)))
-    }
-
-    /// Whether it is just paging out.
-    pub(super) fn is_paging_out(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::PageOut(_)))
+        self.awaits(|asked| matches!(asked, Asked::Recall))
     }
 
     /// Whether it is just giving everything back.
@@ -427,11 +407,7 @@ impl Link {
             }
             (Asked::Track, Answer::Done { .. }) => Ok(News::Tracking),
             (Asked::Revoke(granules, at), Answer::Done { .. }) => Ok(News::Revoked(granules, at)),
-            (Asked::Recall(granules), Answer::Done { .. }) => Ok(News::Recalled(granules)),
-            (Asked::PageOut(mut granules), Answer::Done { count }) => {
-                granules.truncate(usize::try_from(count).unwrap_or(usize::MAX));
-                Ok(News::PagedOut(granules))
-            }
+            (Asked::Recall, Answer::Done { .. }) => Ok(News::Recalled),
             (Asked::Release, Answer::Done { .. }) => Ok(News::Released),
             (Asked::Pool | Asked::Unshare, Answer::Done { .. }) => {
                 Ok(News::Merged(id, Ok(Merged::default())))
@@ -440,11 +416,11 @@ impl Link {
             (Asked::HandOver, Answer::Done { .. }) => Ok(News::HandingOver),
             (Asked::Take(runs), Answer::Taken(taken)) => Ok(News::Taken(runs, taken)),
             (Asked::Keep(runs), Answer::Done { count }) => Ok(News::Kept(runs, count)),
-            (Asked::Status, Answer::Status(Status { state, generation })) => {
+            (Asked::Status, Answer::Status(Status { state, generation, staging })) => {
                 if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
                     return Err(LinkError::RegionsChanged);
                 }
-                Ok(News::Status(state))
+                Ok(News::Status(state, staging))
             }
             _ => Err(LinkError::Unexpected("an answer of another kind")),
         }
@@ -475,18 +451,6 @@ impl Link {
     pub(super) fn is_staged(&self, granule: u32, granule_pages: u32) -> Result<bool, LinkError> {
         let Some(memory) = &self.memory else { return Ok(false) };
         Ok(shared(&memory.map, memory.layout)?.is_staged(granule, granule_pages))
-    }
-
-    /// Whether any page of the granule is paged out.
-    pub(super) fn is_out(&self, granule: u32, granule_pages: u32) -> Result<bool, LinkError> {
-        let Some(memory) = &self.memory else { return Ok(false) };
-        Ok(shared(&memory.map, memory.layout)?.is_out(granule, granule_pages))
-    }
-
-    /// What a touch of a page that is out takes, in nanoseconds; 0: not measured.
-    pub(super) fn refault_ns(&self) -> Result<u64, LinkError> {
-        let Some(memory) = &self.memory else { return Ok(0) };
-        Ok(shared(&memory.map, memory.layout)?.get(Counter::RefaultNs))
     }
 
     /// Where the content of a page is.

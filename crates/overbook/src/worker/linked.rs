@@ -25,12 +25,12 @@ use sys::process::Identity;
 use sys::threads::Thread;
 
 use super::clock::{moment, now_us, own_cpu_ns, time};
-use super::cold::Cold;
 use super::cost::{Before, CostMeter, WINDOW};
 use super::freed::{Freed, FreedOrder};
 use super::granules::{Granules, PAGE};
 use super::link::{Link, LinkError, News};
 use super::mode::Settings;
+use super::paging::Paging;
 use super::strategy::{Estimate, Strategy};
 use super::tracked::State;
 
@@ -69,8 +69,10 @@ pub(super) struct Linked {
     /// Granules to be recalled, by number.
     to_recall: Vec<u32>,
     freed: Freed,
-    cold: Cold,
+    paging: Paging,
     is_leaving: bool,
+    /// Everything is to be read back once the shim has given it back.
+    is_to_read: bool,
 }
 
 impl Linked {
@@ -106,8 +108,9 @@ impl Linked {
             recalled: BTreeMap::new(),
             to_recall: Vec::new(),
             freed: Freed::of(process),
-            cold: Cold::of(process, granules.count()),
+            paging: Paging::of(process, link.regions(), granules.granule_pages()),
             is_leaving: false,
+            is_to_read: false,
             granules,
             link,
         })
@@ -153,31 +156,22 @@ impl Linked {
     pub(super) fn release(&mut self) {
         self.is_leaving = true;
         let _ = self.link.release();
+        self.is_to_read = self.paging.has_out();
     }
 
-    /// Whether what was paged out is still on its way back, since [`Self::release`].
+    /// Whether memory is still being read back since [`Self::release`].
     pub(super) fn is_releasing(&self) -> bool {
-        self.cold.has_out() && self.link.is_releasing()
+        self.is_to_read || self.paging.is_busy()
     }
 
     /// What the VM is to have in memory at most, and what QEMU has beside.
     pub(super) fn set_resident(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
-        self.cold.order(target, own);
+        self.paging.order(target, own);
     }
 
-    /// Where the VM's memory is.
-    pub(super) fn cold(&self) -> Option<Reading<model::Cold>> {
-        self.cold.reading(self.granules.granule_bytes())
-    }
-
-    /// Why nothing of it is paged out, although it is to be.
-    pub(super) fn why_not_paged_out(&self) -> Option<&'static str> {
-        self.cold.why_not()
-    }
-
-    /// Whether its next step is to come at once.
-    pub(super) fn is_paging(&self) -> bool {
-        self.cold.is_busy(&self.link)
+    /// The paging of the VM's memory.
+    pub(super) fn paging(&self) -> &Paging {
+        &self.paging
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a granule has at most 2 MiB")]
@@ -189,12 +183,15 @@ impl Linked {
     pub(super) fn step(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.listen(state)?;
         if self.is_leaving {
+            if self.is_to_read && !self.link.is_releasing() {
+                self.is_to_read = false;
+                self.paging.recall();
+            }
+            self.paging.step(Vec::new);
             return Ok(());
         }
         let now = now_us();
         self.drain(now)?;
-        self.cost.refaulted(self.cold.take_untold());
-        self.cold.note_refault(self.link.refault_ns()?);
         let counters = self.link.counters()?;
         if counters.given_back != self.given_back {
             self.given_back = counters.given_back;
@@ -208,15 +205,13 @@ impl Linked {
         self.recall()?;
         let began_ns = own_cpu_ns();
         self.freed.step(&mut self.link)?;
+        let Self { paging, granules, strategy, .. } = self;
+        paging.step(|| {
+            let ages = strategy.ages(time(now)).into_iter();
+            ages.map(|(index, age)| (granules.number(index), age)).collect()
+        });
         self.freeing_ns = own_cpu_ns().saturating_sub(began_ns);
-        if !self.is_on {
-            return Ok(());
-        }
-        let began_ns = own_cpu_ns();
-        let Self { cold, link, granules, strategy, .. } = self;
-        let more = cold.step(link, granules, strategy.as_mut(), time(now))?;
-        self.freeing_ns += own_cpu_ns().saturating_sub(began_ns);
-        self.revoke(time(now), more)
+        if self.is_on { self.revoke(time(now)) } else { Ok(()) }
     }
 
     /// Takes what has come.
@@ -235,12 +230,7 @@ impl Linked {
     /// Whether this page is out of the guest's reach; if so its granule is to be
     /// [recalled](Self::recall).
     pub(super) fn is_out_of_reach(&mut self, page: u32) -> Result<bool, LinkError> {
-        let state = self.link.page_state(page)?;
-        if state == PageState::Out {
-            // To merge it is not worth reading it.
-            return Ok(false);
-        }
-        let is_staged = state == PageState::Staged;
+        let is_staged = self.link.page_state(page)? == PageState::Staged;
         let number = page / self.granules.granule_pages();
         if is_staged
             && let Some(granule) = self.granules.index(number)
@@ -259,7 +249,7 @@ impl Linked {
         if self.to_recall.is_empty() || self.link.is_recalling() {
             return Ok(());
         }
-        self.link.recall(std::mem::take(&mut self.to_recall), Vec::new())
+        self.link.recall(std::mem::take(&mut self.to_recall))
     }
 
     /// An answer to a pool, a merge or an unsharing that has come, and the number of the request.
@@ -299,8 +289,6 @@ impl Linked {
                 *state = State::Tracking;
             }
             News::Revoked(granules, at) => self.note_revoked(granules, at)?,
-            News::Recalled(granules) => self.note_recalled(&granules),
-            News::PagedOut(granules) => self.note_paged_out(&granules)?,
             News::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
             News::Refused(refusal @ Refusal::Kernel { .. }) => {
                 self.pause(&refusal.to_string(), state);
@@ -310,15 +298,24 @@ impl Linked {
             News::Taken(runs, taken) => self.freed.taken(&runs, taken, &self.link),
             News::NotTaken(refusal) => self.freed.refused(&refusal),
             News::Kept(runs, pages) => self.freed.kept(&runs, pages),
-            News::HandingOver => {}
-            News::Status(ShimState::On(_)) | News::Released => {}
-            News::Status(ShimState::Off) if self.asked.is_none() => {}
-            News::Status(ShimState::Off) => self.pause("the shim is off", state),
-            News::Status(ShimState::Suspended { why } | ShimState::Unsupported { why }) => {
-                self.pause(&why, state);
+            News::HandingOver | News::Recalled | News::Released => {}
+            News::Status(is, staging) => {
+                self.paging.set_staging(staging);
+                self.note_status(is, state);
             }
         }
         Ok(())
+    }
+
+    fn note_status(&mut self, is: ShimState, state: &mut State) {
+        match is {
+            ShimState::On(_) => {}
+            ShimState::Off if self.asked.is_none() => {}
+            ShimState::Off => self.pause("the shim is off", state),
+            ShimState::Suspended { why } | ShimState::Unsupported { why } => {
+                self.pause(&why, state)
+            }
+        }
     }
 
     /// Nothing is out of reach any more; begins anew after a while.
@@ -333,7 +330,6 @@ impl Linked {
         self.asked = None;
         self.recalled.clear();
         self.to_recall.clear();
-        self.cold.forget();
         *state = State::Waiting { why: format!("resting: {why}") };
     }
 
@@ -367,39 +363,12 @@ impl Linked {
         Ok(())
     }
 
-    fn note_recalled(&mut self, granules: &[u32]) {
-        self.cold.recalled(granules);
-        for granule in granules {
-            self.strategy.called_back(*granule, time(now_us()));
-        }
-    }
-
-    /// What was to be paged out was, as far as the host's swap took it.
-    fn note_paged_out(&mut self, granules: &[u32]) -> Result<(), LinkError> {
-        let pages = self.granules.granule_pages();
-        let mut states = Vec::with_capacity(granules.len());
-        for &granule in granules {
-            let number = self.granules.number(granule);
-            let is_out = self.link.is_out(number, pages)?;
-            states.push((granule, is_out, self.link.is_staged(number, pages)?));
-        }
-        if self.is_on {
-            self.cold.paged_out(&states);
-        }
-        Ok(())
-    }
-
     fn drain(&mut self, now_us: u64) -> Result<(), LinkError> {
-        let Self { link, granules, strategy, is_on, lost, recalled, cold, .. } = self;
+        let Self { link, granules, strategy, is_on, lost, recalled, .. } = self;
         let drained = link.drain(granules.end(), |trap| {
             if let Some(granule) = granules.index(trap.granule).filter(|_| *is_on) {
                 recalled.remove(&granule);
-                let at = moment(trap.at_us, now_us);
-                if cold.touched(granule) {
-                    strategy.refaulted(granule, at);
-                } else {
-                    strategy.touched(granule, at);
-                }
+                strategy.touched(granule, moment(trap.at_us, now_us));
             }
         })?;
         *lost = lost.saturating_add(drained.lost);
@@ -419,16 +388,13 @@ impl Linked {
         Ok(())
     }
 
-    /// Revokes what is due, and so many more.
-    fn revoke(&mut self, now: Time, more: u32) -> Result<(), LinkError> {
+    /// Revokes the granules that are due.
+    fn revoke(&mut self, now: Time) -> Result<(), LinkError> {
         // A shim that is still busy is not hurried.
         if self.link.is_revoking() {
             return Ok(());
         }
         let mut granules = self.strategy.revoke(now);
-        if more > 0 {
-            granules.extend(self.strategy.revoke_more(now, more));
-        }
         let moment = Instant::now();
         granules
             .extend(self.recalled.iter().filter(|(_, until)| **until <= moment).map(|(it, _)| it));

@@ -28,9 +28,6 @@
 //!
 //! Source: the same as the probes' (`pages::probe`); Waldspurger 2002 §5.2 for sampling.
 
-mod blocks;
-mod pager;
-mod recall;
 mod sample;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -50,10 +47,9 @@ use super::cost::{Before, CostMeter, WINDOW};
 use super::granules::PAGE;
 use super::link::Counters;
 use super::mode::Settings;
+use super::pager::Pager;
 use super::probes::ProbeStrategy;
 use super::strategy::{Estimate, Strategy};
-use pager::Pager;
-pub(super) use recall::recall_all;
 use sample::{Sample, in_huge_pages};
 
 /// A page is looked at again after this part of the time that it has been out.

@@ -48,14 +48,6 @@ impl ProbeStrategy {
     }
 }
 
-impl ProbeStrategy {
-    /// The tracked granules, each with the tenths of a second since its last touch; `None`: it
-    /// may be in use.
-    pub(super) fn ages(&mut self, now: Time) -> Vec<(u32, Option<u32>)> {
-        self.tracker.ages(now)
-    }
-}
-
 impl Strategy for ProbeStrategy {
     fn tracking(&self) -> Option<Tracking> {
         Some(self.tracking)
@@ -73,16 +65,8 @@ impl Strategy for ProbeStrategy {
         self.tracker.touched(granule, at);
     }
 
-    fn refaulted(&mut self, granule: u32, at: Time) {
-        self.tracker.refaulted(granule, at);
-    }
-
-    fn revoke_more(&mut self, now: Time, count: u32) -> Vec<u32> {
-        self.tracker.tick_more(now, count).to_vec()
-    }
-
-    fn idle(&mut self, now: Time) -> Vec<(u32, u32)> {
-        self.tracker.idle(now)
+    fn ages(&mut self, now: Time) -> Vec<(u32, Option<u32>)> {
+        self.tracker.ages(now)
     }
 
     fn called_back(&mut self, granule: u32, at: Time) {

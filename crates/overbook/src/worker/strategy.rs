@@ -74,19 +74,9 @@ pub(super) trait Strategy: fmt::Debug + Send {
     /// The granule was touched and is accessible again.
     fn touched(&mut self, granule: u32, at: Time);
 
-    /// The same for a granule that was paged out.
-    fn refaulted(&mut self, granule: u32, at: Time) {
-        self.touched(granule, at);
-    }
-
-    /// `count` more granules to revoke now, independent of the cost: some of them are to be paged
-    /// out.
-    fn revoke_more(&mut self, _now: Time, _count: u32) -> Vec<u32> {
-        Vec::new()
-    }
-
-    /// The revoked granules, each with the tenths of a second since its last touch.
-    fn idle(&mut self, _now: Time) -> Vec<(u32, u32)> {
+    /// The tracked granules, each with the tenths of a second since its last touch; `None`: it
+    /// may be in use.
+    fn ages(&mut self, _now: Time) -> Vec<(u32, Option<u32>)> {
         Vec::new()
     }
 

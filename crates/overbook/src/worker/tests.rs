@@ -110,63 +110,6 @@ fn a_shim_that_went_away_is_found_again() {
     until(&mut shim, &mut tracked, |_| {}, is_on);
 }
 
-/// Granules with a paged-out page.
-fn out(shim: &FakeShim) -> Vec<u32> {
-    (0..PAGES / 32).filter(|granule| shim.shared().is_out(*granule, 32)).collect()
-}
-
-/// A VM that may have no resident memory, whose guest touches a quarter of it again and again;
-/// returns when all the rest is paged out.
-fn paged(shim: &mut FakeShim) -> Tracked {
-    let mut tracked = connect();
-    tracked.set_own(Some(Bytes::ZERO));
-    tracked.set_resident(Some(Bytes::ZERO));
-    until(shim, &mut tracked, touch_a_quarter, |shim, tracked| {
-        let known = tracked.cold().map(|cold| cold.value.paged_out);
-        out(shim).len() >= 384 && known >= Some(Bytes::mib(48))
-    });
-    tracked
-}
-
-fn touch_a_quarter(shim: &mut FakeShim) {
-    (0..128).for_each(|granule| shim.touch(granule));
-}
-
-#[test]
-fn what_the_guest_does_not_touch_is_paged_out_and_comes_back_without_a_target() {
-    let mut shim = FakeShim::new(PAGES);
-    let mut tracked = paged(&mut shim);
-    assert_eq!(out(&shim), (128..512).collect::<Vec<_>>(), "nothing that it touches");
-    let cold = tracked.cold().unwrap().value;
-    assert_eq!((cold.paged_out, cold.returned), (Bytes::mib(48), Bytes::ZERO));
-    assert!(!cold.resident.is_zero() && cold.target == Some(Bytes::ZERO));
-    // One touch brings back the touched granule, and is counted.
-    shim.touch(300);
-    let is_counted =
-        |tracked: &Tracked| tracked.cold().is_some_and(|cold| cold.value.refaults_per_s >= 0.0);
-    let came_back = Bytes::kib(128);
-    until(&mut shim, &mut tracked, touch_a_quarter, |_, tracked| {
-        is_counted(tracked) && tracked.cold().unwrap().value.returned == came_back
-    });
-    tracked.set_resident(None);
-    until(&mut shim, &mut tracked, touch_a_quarter, |shim, _| out(shim).is_empty());
-    assert_eq!(tracked.cold(), None, "nothing is to be paged out");
-}
-
-#[test]
-fn who_wakes_is_read_back_what_he_touched_last_and_is_left_alone_for_a_while() {
-    let mut shim = FakeShim::new(PAGES);
-    let mut tracked = paged(&mut shim);
-    tracked.set_resident(Some(Bytes::mib(1 << 20)));
-    (200..230).for_each(|granule| shim.touch(granule));
-    until(&mut shim, &mut tracked, touch_a_quarter, |shim, _| out(shim).len() < 384 - 30);
-    tracked.set_resident(Some(Bytes::ZERO));
-    let (before, deadline) = (out(&shim).len(), Instant::now() + Duration::from_secs(1));
-    until(&mut shim, &mut tracked, touch_a_quarter, |_, _| Instant::now() > deadline);
-    assert!(out(&shim).len() <= before, "it is awake");
-    until(&mut shim, &mut tracked, touch_a_quarter, |shim, _| out(shim).len() >= 384);
-}
-
 #[test]
 fn where_nothing_is_known_of_qemus_own_memory_nothing_is_paged_out() {
     let mut shim = FakeShim::new(PAGES);
@@ -174,29 +117,7 @@ fn where_nothing_is_known_of_qemus_own_memory_nothing_is_paged_out() {
     tracked.set_resident(Some(Bytes::ZERO));
     let deadline = Instant::now() + Duration::from_secs(2);
     until(&mut shim, &mut tracked, |_| {}, |_, _| Instant::now() > deadline);
-    assert!(out(&shim).is_empty() && tracked.cold().is_none());
-}
-
-#[test]
-fn what_a_shim_gives_back_unasked_is_not_out_any_more() {
-    let mut shim = FakeShim::new(PAGES);
-    let mut tracked = paged(&mut shim);
-    shim.give_back(Some(GiveBack::Migrating));
-    until(&mut shim, &mut tracked, |_| {}, |_, t| *t.state() != State::Tracking);
-    tracked.begin_release();
-    assert!(!tracked.is_releasing(), "there is nothing to wait for");
-}
-
-#[test]
-fn a_release_waits_until_what_is_out_has_been_read() {
-    let mut shim = FakeShim::new(PAGES);
-    let mut tracked = paged(&mut shim);
-    tracked.begin_release();
-    shim.collect();
-    tracked.step();
-    assert!(tracked.is_releasing());
-    until(&mut shim, &mut tracked, |_| {}, |_, tracked| !tracked.is_releasing());
-    assert!(out(&shim).is_empty());
+    assert!(tracked.cold().is_none());
 }
 
 #[test]

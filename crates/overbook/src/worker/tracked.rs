@@ -294,7 +294,7 @@ impl Tracked {
     #[must_use]
     pub fn cold(&self) -> Option<Reading<model::Cold>> {
         match &self.phase {
-            Phase::Linked(linked) => linked.cold(),
+            Phase::Linked(linked) => linked.paging().reading(),
             Phase::Outside(outside) => outside.pager().reading(),
             Phase::Apart { .. } | Phase::Greeting(_) => None,
         }
@@ -302,9 +302,9 @@ impl Tracked {
 
     /// Why nothing of it is paged out, although it is to be.
     #[must_use]
-    pub fn why_not_paged_out(&self) -> Option<&'static str> {
+    pub fn why_not_paged_out(&self) -> Option<&str> {
         match &self.phase {
-            Phase::Linked(linked) => linked.why_not_paged_out(),
+            Phase::Linked(linked) => linked.paging().why_not(),
             Phase::Outside(outside) => outside.pager().why_not(),
             Phase::Apart { .. } | Phase::Greeting(_) => None,
         }
@@ -337,7 +337,7 @@ impl Tracked {
     /// Whether its next step is to come at once: something is just being taken, or paged.
     pub(super) fn is_busy(&self) -> bool {
         match &self.phase {
-            Phase::Linked(linked) => linked.is_taking() || linked.is_paging(),
+            Phase::Linked(linked) => linked.is_taking() || linked.paging().is_busy(),
             Phase::Outside(outside) => outside.pager().is_busy(),
             Phase::Apart { .. } | Phase::Greeting(_) => false,
         }

@@ -24,7 +24,6 @@ fn requests() -> Vec<Request> {
         Request::HandOver { lazily: true },
         Request::Take { runs: vec![Pages { page: u32::MAX - 8, pages: 8 }; MAX_TAKE] },
         Request::Keep { runs: vec![Pages { page: 0, pages: MAX_TAKE_PAGES }] },
-        Request::PageOut { granules: vec![u32::MAX; MAX_REVOKE] },
     ]
 }
 
@@ -44,8 +43,16 @@ fn answers() -> Vec<Answer> {
         Answer::Done { count: u32::MAX },
         Answer::Refused(Refusal::Version { shim: 2, worker: 1 }),
         Answer::Refused(Refusal::Kernel { call: "UFFDIO_MOVE".into(), errno: 22 }),
-        Answer::Status(Status { state: State::On(TRACKING), generation: 1 }),
-        Answer::Status(Status { state: State::Suspended { why: "fuse".into() }, generation: 1 }),
+        Answer::Status(Status {
+            state: State::On(TRACKING),
+            generation: 1,
+            staging: vec![u64::MAX; 2],
+        }),
+        Answer::Status(Status {
+            state: State::Suspended { why: "fuse".into() },
+            generation: 1,
+            staging: Vec::new(),
+        }),
         welcome(vec![]),
         Answer::Merged(Merged { shared: u32::MAX, no_room: 1, ..Merged::default() }),
         Answer::Taken(Taken { taken: 1, gone: 2, kept: u32::MAX }),
@@ -185,8 +192,11 @@ fn a_tracking_out_of_range_names_field_value_and_what_would_do() {
     assert_eq!(error, "hot_set: 63: at least 64 granules");
     let error = refused(Tracking { max_traps_per_s: 0, ..TRACKING });
     assert_eq!(error, "max_traps_per_s: 0: at least 1");
-    let status =
-        Status { state: State::On(Tracking { granule_pages: 3, ..TRACKING }), generation: 0 };
+    let status = Status {
+        state: State::On(Tracking { granule_pages: 3, ..TRACKING }),
+        generation: 0,
+        staging: Vec::new(),
+    };
     let error = Answer::decode(&Answer::Status(status).encode(1).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "answer: granule_pages: 3: a power of two, 1 to 512");
 }

@@ -54,10 +54,6 @@ impl Kernel for Host {
         self.pagemap.populated_set(range)
     }
 
-    fn swapped(&self, range: Range) -> Result<PageSet, Errno> {
-        self.pagemap.swapped_set(range)
-    }
-
     fn now(&self) -> Nanos {
         now()
     }

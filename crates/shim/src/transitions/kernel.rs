@@ -30,9 +30,6 @@ pub(crate) trait Kernel {
     /// The pages that have content, in memory or swapped out. At most [`PageSet::MOST`] pages.
     fn populated(&self, range: Range) -> Result<PageSet, Errno>;
 
-    /// The pages that are swapped out. At most [`PageSet::MOST`] pages.
-    fn swapped(&self, range: Range) -> Result<PageSet, Errno>;
-
     /// The time, for the limit of a wait.
     fn now(&self) -> Nanos;
 

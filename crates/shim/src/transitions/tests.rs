@@ -43,7 +43,7 @@ fn recover(model: &Model<'_>, channel: &Channel) {
     for page in 0..PAGES {
         let part = RUN.part(page, 1);
         match state(channel.shared(), RUN, page) {
-            PageState::Staged | PageState::Out => {
+            PageState::Staged => {
                 // SAFETY: a model.
                 unsafe { unstage(model, channel.shared(), part) };
             }
@@ -120,21 +120,6 @@ fn what_is_staged_comes_home() {
         model.is_busy.set(false);
         unstage_all(model, channel);
     });
-}
-
-#[test]
-fn what_is_paged_out_comes_home_as_what_is_staged_does() {
-    let was_out = Cell::new(0);
-    explore_all(|model, channel| {
-        // SAFETY: a model.
-        unsafe { stage(model, channel.shared(), RUN) };
-        model.is_busy.set(false);
-        was_out.set(was_out.get() + note_out(model, channel.shared(), RUN));
-        check(model, channel);
-        unstage_all(model, channel);
-        assert_eq!(note_out(model, channel.shared(), RUN.part(0, 0)), 0);
-    });
-    assert!(was_out.get() > 1_000, "{}", was_out.get());
 }
 
 fn unstage_all(model: &Model<'_>, channel: &Channel) {

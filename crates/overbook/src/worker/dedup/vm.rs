@@ -426,7 +426,7 @@ impl Vm {
                     self.sweep.forget(page);
                 }
                 // A staged page was plain before, so it was copied or discarded.
-                PageState::Staged | PageState::Out if self.book.slot(page).is_some() => {
+                PageState::Staged if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
                     *wanted = false;
                 }
@@ -439,7 +439,7 @@ impl Vm {
                     self.book.absent(page);
                     *wanted = false;
                 }
-                PageState::Staged | PageState::Out | PageState::Aside | PageState::Unknown => {
+                PageState::Staged | PageState::Aside | PageState::Unknown => {
                     *wanted = false;
                 }
             }

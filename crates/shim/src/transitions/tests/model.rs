@@ -297,11 +297,6 @@ impl Kernel for Model<'_> {
         Ok(set)
     }
 
-    /// All populated pages count as swapped out.
-    fn swapped(&self, range: Range) -> Result<PageSet, Errno> {
-        self.populated(range)
-    }
-
     fn now(&self) -> Nanos {
         self.time.set(self.time.get() + 400_000);
         Nanos(self.time.get())

@@ -7,7 +7,7 @@ use sys::outside::Place;
 use sys::userfaultfd::Range;
 
 /// The length of a block: a huge page.
-pub(super) const BLOCK: u64 = 2 << 20;
+pub(in super::super) const BLOCK: u64 = 2 << 20;
 /// Pages that one call pages out at most, in bytes.
 pub(super) const PIECE: u64 = 128 << 10;
 /// A block is tried again after this time; after twice as long when little of it stayed out, and so

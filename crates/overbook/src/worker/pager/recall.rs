@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::Bytes;
 use sys::meminfo::MemInfo;
+use sys::memory_of::Counters;
 use sys::outside::{self, Outside as Memory, Place};
 use sys::process::Identity;
 use sys::userfaultfd::Range;
@@ -20,6 +21,8 @@ pub(super) const BATCH: Bytes = Bytes::mib(256);
 const MOST_THREADS: usize = 4;
 /// … and for how long.
 pub(super) const LONGEST: Duration = Duration::from_millis(100);
+/// Memory in swap that is not worth another pass.
+const LITTLE: Bytes = Bytes::mib(1);
 /// The inverse of the share of the host's memory that stays available during a recall.
 const SPARE: u64 = 32;
 
@@ -87,14 +90,28 @@ impl Recall {
     }
 }
 
-/// Brings back all that is out of a process that may be a VM's, for no longer than this time.
-pub(in crate::worker) fn recall_all(process: Identity, patience: Duration) -> io::Result<()> {
-    let (memory, mut recall) = (Memory::of(process)?, Recall::of(process)?);
-    let until = Instant::now() + patience;
-    while !recall.step(&memory)? && Instant::now() < until {
-        if room().is_zero() {
-            std::thread::sleep(LONGEST);
+/// Reads back everything of a process that is in swap, until this moment at the latest. A shim
+/// that lost its worker may still move pages, also behind the place that is being read: so all is
+/// read again until a pass has found little.
+pub(in super::super) fn recall_all(process: Identity, until: Instant) -> io::Result<()> {
+    let memory = Memory::of(process)?;
+    loop {
+        let (mut recall, before) = (Recall::of(process)?, swapped(process)?);
+        while !recall.step(&memory)? {
+            if Instant::now() > until {
+                return Ok(());
+            }
+            if room().is_zero() {
+                std::thread::sleep(LONGEST);
+            }
+        }
+        let left = swapped(process)?;
+        if left <= LITTLE || left >= before {
+            return Ok(());
         }
     }
-    Ok(())
+}
+
+fn swapped(process: Identity) -> io::Result<Bytes> {
+    Counters::of(process.pid).map(|counters| counters.swapped).map_err(io::Error::other)
 }

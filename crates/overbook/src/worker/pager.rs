@@ -25,6 +25,9 @@
 //! Source: Weiner 2022 (TMO) for small steps of reclaim; Lagar-Cavilla 2019 for refaults as the
 //! measure.
 
+mod blocks;
+mod recall;
+
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
@@ -41,14 +44,15 @@ use sys::process::{Identity, waited_for_pages};
 use sys::swap::Swap;
 use sys::userfaultfd::Range;
 
-use super::OutsideError;
-use super::blocks::{
-    AGAIN, BLOCK, Block, PIECE, Seen, block_of, block_range, count_out, leaves_enough, pieces,
-    seconds,
+pub(super) use blocks::BLOCK;
+use blocks::{
+    AGAIN, Block, PIECE, Seen, block_of, block_range, count_out, leaves_enough, pieces, seconds,
 };
-use super::recall::{BATCH, LONGEST, Recall, read_blocks, room};
-use crate::worker::granules::PAGE;
-use crate::worker::holdings::Holdings;
+pub(super) use recall::recall_all;
+use recall::{BATCH, LONGEST, Recall, read_blocks, room};
+
+use super::granules::PAGE;
+use super::holdings::Holdings;
 
 /// A block with fewer pages in memory is not worth a trial.
 const FEW_PAGES: usize = 32;
@@ -86,12 +90,14 @@ enum Means {
 
 /// Pages a VM.
 #[derive(Debug)]
-pub(in crate::worker) struct Pager {
+pub(super) struct Pager {
     process: Identity,
     means: Means,
     version: KernelVersion,
-    /// Guest RAM.
+    /// Guest RAM, then the memory in which a shim keeps revoked pages.
     ranges: Vec<Range>,
+    /// The number of ranges that are guest RAM.
+    ram_ranges: usize,
     has_huge_pages: bool,
     blocks: Vec<Block>,
     /// The blocks, in the order in which they are to be tried.
@@ -136,12 +142,12 @@ pub(in crate::worker) struct Pager {
 impl Pager {
     /// Of this QEMU process, whose guest's RAM is there.
     pub(super) fn of(process: Identity, ranges: Vec<Range>, has_huge_pages: bool) -> Self {
-        let blocks: u64 = ranges.iter().map(|range| range.len.div_ceil(BLOCK)).sum();
-        let blocks = usize::try_from(blocks).unwrap_or(0);
+        let blocks = blocks_in(&ranges);
         Self {
             process,
             means: means_for(process.pid),
             version: KernelVersion::of_host(),
+            ram_ranges: ranges.len(),
             ranges,
             has_huge_pages,
             blocks: vec![Block::default(); blocks],
@@ -171,6 +177,21 @@ impl Pager {
         }
     }
 
+    /// Sets the memory in which a shim keeps the revoked pages of the guest, as long as the guest's
+    /// RAM.
+    pub(super) fn set_staging(&mut self, staging: &[Range]) {
+        if self.ranges[self.ram_ranges..] == *staging {
+            return;
+        }
+        let ram_blocks = blocks_in(&self.ranges[..self.ram_ranges]);
+        self.ranges.truncate(self.ram_ranges);
+        self.ranges.extend(staging);
+        self.blocks.truncate(ram_blocks);
+        self.blocks.resize(blocks_in(&self.ranges), Block::default());
+        self.trials.retain(|(block, _)| *block < ram_blocks);
+        (self.order, self.hand) = ((0..self.blocks.len()).collect(), 0);
+    }
+
     /// Sets the most that it is to have in memory, and what QEMU has besides.
     pub(super) fn order(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
         if self.target.is_some() && target.is_none() {
@@ -189,12 +210,12 @@ impl Pager {
     }
 
     /// Whether what is out is still being read back.
-    pub(in crate::worker) fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.recall.is_some()
     }
 
     /// Why nothing is paged out, although it is to be.
-    pub(in crate::worker) fn why_not(&self) -> Option<&'static str> {
+    pub(super) fn why_not(&self) -> Option<&'static str> {
         (self.target.is_some() && self.is_swap_full).then_some("the host's swap is full")
     }
 
@@ -248,12 +269,7 @@ impl Pager {
 
     /// Does what is due. `probed`: pages of the probes that came back since the last step, for
     /// which the VM waited as well; `refault_ns`: how long a touch of a page that is out takes.
-    pub(super) fn step(
-        &mut self,
-        memory: &Memory,
-        probed: u64,
-        refault_ns: u64,
-    ) -> Result<(), OutsideError> {
+    pub(super) fn step(&mut self, memory: &Memory, probed: u64, refault_ns: u64) -> io::Result<()> {
         if let Some(recall) = &mut self.recall {
             self.has_read = true;
             // Memory that the host has no room for stays out, and comes back at a touch.
@@ -293,7 +309,7 @@ impl Pager {
     }
 
     /// Pages that the VM has waited for since the last step, without the probes'.
-    fn count_back(&mut self, probed: u64) -> Result<u64, OutsideError> {
+    fn count_back(&mut self, probed: u64) -> io::Result<u64> {
         let waited = self.process.still(waited_for_pages(self.process.pid)?)?;
         let last = self.waited.replace(waited).unwrap_or(waited);
         let new = waited.saturating_sub(last);
@@ -307,7 +323,7 @@ impl Pager {
     }
 
     /// Where its memory is, how often it waits, and how much may go.
-    fn look(&mut self, own: Bytes) -> Result<(), OutsideError> {
+    fn look(&mut self, own: Bytes) -> io::Result<()> {
         let passed = self.looked.map(|looked| looked.elapsed());
         if passed.is_some_and(|passed| passed < LOOK) {
             return Ok(());
@@ -339,7 +355,7 @@ impl Pager {
 
     /// Has the kernel choose what leaves, a little at a time. It may find less than it is asked
     /// for.
-    fn reclaim(&mut self, file: &PathBuf, excess: Bytes) -> Result<Bytes, OutsideError> {
+    fn reclaim(&mut self, file: &PathBuf, excess: Bytes) -> io::Result<Bytes> {
         // Files in its cgroup are the host's cache of disks, and no part of the guest.
         let first = if self.version.reclaims_by_swappiness() { " swappiness=200" } else { "" };
         let (mut went, begun) = (Bytes::ZERO, Instant::now());
@@ -359,14 +375,14 @@ impl Pager {
                     self.means = Means::Trial;
                     break;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         Ok(went)
     }
 
     /// Pages out blocks that are due: first those of which nothing was touched for longest.
-    fn try_blocks(&mut self, memory: &Memory, excess: Bytes) -> Result<Bytes, OutsideError> {
+    fn try_blocks(&mut self, memory: &Memory, excess: Bytes) -> io::Result<Bytes> {
         let (mut went, begun, now_s) = (Bytes::ZERO, Instant::now(), self.seconds());
         if now_s < self.rests_until_s {
             return Ok(went);
@@ -389,12 +405,7 @@ impl Pager {
     }
 
     /// Pages out a block that is due, unless what went out the last time is back.
-    fn try_block(
-        &mut self,
-        memory: &Memory,
-        block: usize,
-        now_s: u32,
-    ) -> Result<Bytes, OutsideError> {
+    fn try_block(&mut self, memory: &Memory, block: usize, now_s: u32) -> io::Result<Bytes> {
         let range = self.range(block);
         let places = memory.places(range)?;
         let here = places.iter().filter(|it| **it == Place::Here).count();
@@ -429,7 +440,7 @@ impl Pager {
     }
 
     /// Looks at blocks that went out some time ago: whether that has paid.
-    fn judge(&mut self, memory: &Memory) -> Result<(), OutsideError> {
+    fn judge(&mut self, memory: &Memory) -> io::Result<()> {
         let begun = Instant::now();
         while let Some((block, since)) = self.trials.front().copied() {
             if since.elapsed() < TRIAL || begun.elapsed() > LONGEST {
@@ -449,7 +460,7 @@ impl Pager {
     }
 
     /// Reads back some blocks, those that went out last.
-    fn read_ahead(&mut self, memory: &Memory, back: u64) -> Result<(), OutsideError> {
+    fn read_ahead(&mut self, memory: &Memory, back: u64) -> io::Result<()> {
         let wanted = Bytes(back.saturating_mul(READ_AHEAD * PAGE)).min(BATCH).min(room());
         // The kernel has not said what it has paged out, and when.
         if wanted.0 < PIECE || self.means != Means::Trial {
@@ -473,10 +484,10 @@ impl Pager {
         clippy::cast_precision_loss,
         reason = "shares of a VM's memory, and its rates"
     )]
-    pub(in crate::worker) fn reading(&self) -> Option<Reading<Cold>> {
+    pub(super) fn reading(&self) -> Option<Reading<Cold>> {
         self.target?;
         let (holdings, untouched) = (self.holdings?, self.untouched?);
-        let ram: u64 = self.ranges.iter().map(|range| range.len).sum();
+        let ram: u64 = self.ranges[..self.ram_ranges].iter().map(|range| range.len).sum();
         let content = holdings.resident.plus(holdings.swapped);
         let touched = |share: f64| Bytes(((1.0 - share) * ram as f64) as u64);
         let returned = Bytes(self.returned.saturating_mul(PAGE));
@@ -501,6 +512,12 @@ impl Pager {
     fn seconds(&self) -> u32 {
         seconds(self.began.elapsed())
     }
+}
+
+/// The number of blocks in these ranges.
+fn blocks_in(ranges: &[Range]) -> usize {
+    let blocks: u64 = ranges.iter().map(|range| range.len.div_ceil(BLOCK)).sum();
+    usize::try_from(blocks).unwrap_or(0)
 }
 
 /// The kernel's choice, where the VM is alone in a cgroup that can be asked.
