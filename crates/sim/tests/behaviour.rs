@@ -48,7 +48,7 @@ fn guests_that_boot_with_all_their_ram_come_down_to_what_the_group_pays_for() {
     let run = shop(Policy::Demand, (0..4).map(idle)).run(60);
     assert_eq!(run.harm_report(), "");
     let held: u64 = (0..4).map(|i| run.actual_mib(&format!("shop-{i}"), 59)).sum();
-    // Untouched base is lent only softly, so idle guests may keep their grants in return for it.
+    // Untouched base is lent softly, so it may cover grants that idle guests keep.
     assert!((512..=512 + 4 * 68).contains(&held), "{held} MiB");
     let ledger = run.seconds[59].plan.groups[&"shop".into()];
     assert_eq!(ledger.deficit, Bytes::ZERO);
