@@ -1,7 +1,7 @@
 //! A simulated host whose guests misbehave, run by the real policy.
 //!
-//! **Problem.** A memory manager's behaviour on a good day proves little. Real QEMUs do not
-//! produce guests that lie, stall, vanish or swap without end on demand, let alone a thousand of
+//! **Problem.** A memory manager's behaviour on a good day proves little. A real QEMU cannot
+//! produce on demand guests that lie, stall, vanish or swap without end, let alone a thousand of
 //! them.
 //!
 //! **Idea.** [`Host`] implements the same three ports as the daemon's drivers ([`model::ports`]),
