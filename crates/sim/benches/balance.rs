@@ -1,9 +1,10 @@
-//! What the optimal balance costs, and the paper's dynamic programming beside it in the same run.
+//! Time to find the optimal balance, next to that of the paper's dynamic programming in the same
+//! run.
 //!
-//! Each VM may have from 90 to 130 % of what it has, as in Wang 2016 §4, or from half to twice of
-//! it. Curves are of three kinds: convex; with the cliffs of programs that need all of their data;
-//! and a mix with steps. Medians of several runs; the last line is a whole tick of the policy in
-//! which all is balanced.
+//! Each VM may have from 90 to 130 % of its present size, as in Wang 2016 §4, or from 50 to 200 %.
+//! Curves are of three kinds: convex; with the cliffs of programs that need all of their data; and
+//! a mix with steps. Figures are medians of several runs. The last line is a whole tick of the
+//! policy in which all VMs are balanced.
 
 use std::{hint::black_box, time::Instant};
 
@@ -16,10 +17,10 @@ struct Size {
     vms: usize,
     vm_mib: u32,
     unit_mib: u32,
-    /// In percent of what it has.
+    /// Least and largest size, in percent of the present size.
     range: (u32, u32),
     target_ms: f64,
-    /// How often the paper's is run.
+    /// Runs of the paper's algorithm.
     references: usize,
 }
 
@@ -69,7 +70,7 @@ fn main() {
     assert!(late.is_empty(), "too slow: {late:?}");
 }
 
-/// A tick in which the memory of 1,000 VMs is balanced, half of whom want more than they have.
+/// A tick that balances the memory of 1,000 VMs, half of which want more than they have.
 fn tick_ms() -> f64 {
     let fakes = (0..1000u32).map(|i| {
         let access =
@@ -95,7 +96,7 @@ fn tick_ms() -> f64 {
     ms
 }
 
-/// Falling misses of one VM for so many sizes.
+/// Makes falling misses of one VM for the given number of sizes.
 type Curve = fn(usize, &mut Rng) -> Vec<f64>;
 
 fn convex(sizes: usize, rng: &mut Rng) -> Vec<f64> {
@@ -119,7 +120,7 @@ fn mixed(sizes: usize, rng: &mut Rng) -> Vec<f64> {
     misses
 }
 
-/// A host that has room for what each VM has, and a tenth more.
+/// A host that has room for each VM's present size, and a tenth more.
 fn fleet(size: &Size, curve: Curve) -> (Vec<Choice>, usize) {
     let mut rng = Rng::with_seed(1);
     let units = size.vm_mib / size.unit_mib;

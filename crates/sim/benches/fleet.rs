@@ -1,13 +1,14 @@
-//! 1,000 VMs whose memory is balanced, on curves that were recorded of real guests.
+//! 1,000 VMs whose memory is balanced, on curves recorded in real guests.
 //!
 //! Each VM draws one of the ten recordings of `meb-accuracy` (the true curves: every access of a
-//! guest was seen), a size of 1 to 15 times as much, a pace, and a place at which the recording
-//! begins. They pay for 85 % of what they want on average. Second by second the policy sees what a
-//! tracker would: the curve as far as a VM's memory reaches. Every five seconds its misses are
-//! compared to the least possible with the same budget, which the solver finds from the whole
-//! curves.
+//! guest was seen), a scale of 1 to 15 for its size, a pace, and the place at which the recording
+//! begins. The group pays for 85 % of the memory that the VMs want on average. Second by second
+//! the policy sees a tracker's view: the curve up to the VM's memory. Every five seconds the VMs'
+//! misses are compared with the least possible under the same budget. The solver finds these from
+//! the whole curves.
 //!
-//! Once with each VM staying where its recording begins, once going through it.
+//! The bench runs twice: once each VM stays where its recording begins, once it goes through the
+//! recording.
 
 use std::{sync::Arc, time::Instant};
 
@@ -26,7 +27,7 @@ use sim::{Access, Fake, Host, Load, Scenario, SimClock, TURN, limits};
 const RECORDINGS: &str = include_str!("curves.json");
 const VMS: u32 = 1_000;
 const SECONDS: u64 = 600;
-/// Before that, memory moves to where it should be.
+/// Seconds that are not compared, while memory moves to its places.
 const WARM_UP: u64 = 120;
 const SCALE: (f64, f64) = (1.0, 15.0);
 const PACE: (f64, f64) = (0.2, 5.0);
@@ -45,14 +46,14 @@ struct Recording {
 #[derive(Deserialize)]
 struct Curve {
     references_per_s: f64,
-    /// MiB, and the share of references that miss with so much.
+    /// Memory in MiB, and the share of references that miss with that memory.
     points: Vec<(f64, f64)>,
 }
 
-/// What a run has shown.
+/// Results of one run.
 #[derive(Default)]
 struct Shown {
-    /// Of all comparisons.
+    /// Sum over all comparisons, as is `least`.
     misses: f64,
     least: f64,
     moves: usize,
@@ -142,7 +143,7 @@ impl Curve {
     }
 }
 
-/// As likely between 1 and 2 as between 2 and 4.
+/// A random number, as likely between 1 and 2 as between 2 and 4.
 fn between((low, high): (f64, f64), rng: &mut Rng) -> f64 {
     low * (high / low).powf(rng.f64())
 }
@@ -171,7 +172,7 @@ fn run(scenario: &Scenario) -> Shown {
     shown
 }
 
-/// The least that all guests can miss in this second with so much memory.
+/// The least misses of all guests together that are possible in this second with `budget`.
 fn least(host: &Host, budget: Bytes) -> f64 {
     let units = |size: Bytes| u32::try_from(size.0 / UNIT.0).unwrap_or(u32::MAX);
     let choice = |guest: &sim::Guest| Choice {

@@ -1,7 +1,7 @@
-//! A pool of hosts: how long one decision takes, and a day of it under three strategies.
+//! A pool of hosts: the time of one decision, and a day under three strategies.
 //!
-//! The decision is for 10,000 hosts with 20 VMs each, a fiftieth of which is in sustained overload.
-//! The day is of 1,000 hosts, a twentieth of which misbehaves, from one seed.
+//! The decision covers 10,000 hosts with 20 VMs each, a fiftieth of which is in sustained
+//! overload. The day covers 1,000 hosts, a twentieth of which misbehaves, from one seed.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -46,7 +46,7 @@ fn decisions() {
     let view = ClusterView { hosts, intents: BTreeMap::new() };
     let mut times: Vec<f64> = (0..ROUNDS)
         .map(|_| {
-            // It has watched for long enough.
+            // Its first look was long ago, so it may move VMs.
             let mut memory = ClusterMemory::default();
             let _ = decide(&ClusterView::default(), &mut memory, Time(0));
             let begun = Instant::now();

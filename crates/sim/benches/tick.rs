@@ -1,8 +1,9 @@
-//! What one decision costs: `policy::tick` over a host of 1,000 VMs in 50 groups.
+//! Time of one decision: `policy::tick` over a host of 1,000 VMs in 50 groups.
 //!
-//! The host is simulated for a minute first, so that the policy's memory is warm and a tenth of the
-//! guests is short of memory. A plain loop rather than a benchmark library: the promise is about
-//! the median and the 95th percentile of single ticks, and the loop prints just these.
+//! The host is simulated for a minute first. The policy's memory is then warm, and a tenth of the
+//! guests is short of memory. The bench is a plain loop instead of a benchmark library: the
+//! promise covers the median and the 95th percentile of single ticks, and the loop prints just
+//! these.
 
 use std::{hint::black_box, time::Instant};
 

@@ -1,7 +1,7 @@
-//! The cast: what a fake guest is made of, what it works on, and how it misbehaves.
+//! Fake guests: their parts, their loads, and their misbehaviour.
 //!
-//! A [`Fake`] is a description; [`crate::Guest`] brings it to life. Natures add up: a guest may
-//! have a slow balloon *and* migrate.
+//! A [`Fake`] is a description; [`crate::Guest`] runs it. Natures add up: a guest may have a slow
+//! balloon *and* migrate.
 
 use std::sync::Arc;
 
@@ -10,36 +10,36 @@ use model::Bytes;
 /// How a guest differs from a well-behaved one. Times are seconds of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nature {
-    /// From then on its balloon does not move, whatever it is asked.
+    /// From a given second on its balloon does not move, for any target.
     StuckBalloon {
         /// The first second in which it is stuck.
         from: u64,
     },
-    /// Its balloon moves a tenth as fast as others' give memory up, or slower still.
+    /// Its balloon moves slowly, in both directions.
     SlowBalloon {
-        /// How much it moves per second.
+        /// The most that it moves per second.
         per_second: Bytes,
     },
     /// Its statistics are false.
     LyingStats(Lie),
-    /// From then on its statistics are not renewed: it is too busy, or its driver hangs.
+    /// From a given second on its statistics are not renewed: it is too busy, or its driver hangs.
     FrozenStats {
         /// The first second without an answer.
         from: u64,
     },
     /// It swaps all the time, however much memory it gets.
     SwapStorm,
-    /// It dies, and comes back under the same name as another incarnation.
+    /// It dies, and returns under the same name as another incarnation.
     VanishingVm {
         /// The second in which it dies.
         at: u64,
-        /// How long it is away.
+        /// Seconds until it returns.
         away: u64,
     },
     /// It has no balloon driver.
     NoBalloonDriver,
-    /// Memory that it has touched stays on the host whatever its balloon takes: it is locked,
-    /// pinned or preallocated.
+    /// Memory that it has touched stays on the host even when its balloon takes it: the memory is
+    /// locked, pinned or preallocated.
     PinnedMemory,
     /// Its QEMU is in a cgroup whose limit the kernel enforces.
     Confined {
@@ -48,38 +48,39 @@ pub enum Nature {
     },
     /// It has no swap: a working set beyond its memory kills its programs.
     Swapless,
-    /// Its kernel tells how many programs it has killed (Linux 6.12 does, 6.1 does not).
+    /// Its kernel reports the number of programs that it has killed (Linux 6.12 does, 6.1 does
+    /// not).
     CountsKills,
     /// It is being migrated for a while.
     Migrating {
-        /// The first second of it.
+        /// The first second of the migration.
         from: u64,
         /// The first second after it.
         until: u64,
     },
 }
 
-/// What a lying guest says.
+/// The claim of a lying guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
     /// "I use nothing and never swap": false but possible.
     Idle,
     /// "I swap all the time": false but possible.
     Hungry,
-    /// More free memory than the machine has, and no counters: cannot be true.
+    /// More free memory than the machine has, and no swap counters: cannot be true.
     Impossible,
 }
 
 /// The memory that a guest's programs want, over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// From each second on that much. The first entry is for second 0.
+    /// A size from each given second on. The first entry is for second 0.
     Steps(Vec<(u64, Bytes)>),
     /// `high` for the first `busy` seconds of every `period`, else `low`: oscillating demand.
     Oscillating {
-        /// Between bursts.
+        /// Size between bursts.
         low: Bytes,
-        /// In a burst.
+        /// Size in a burst.
         high: Bytes,
         /// Seconds from burst to burst.
         period: u64,
@@ -92,21 +93,21 @@ pub enum Load {
         low: Bytes,
         /// Memory in use at the peak of a burst.
         high: Bytes,
-        /// How much it takes in a second.
+        /// Memory that it takes in a second.
         per_second: Bytes,
-        /// When the first one begins.
+        /// The second in which the first burst begins.
         from: u64,
         /// Seconds from burst to burst.
         period: u64,
     },
-    /// One after the other, each for [`TURN`] seconds, again and again: as it was recorded.
+    /// The sizes of a recording, each for [`TURN`] seconds, over and over.
     InTurn(Arc<[Bytes]>),
 }
 
-/// How long a burst holds what it has taken, in seconds.
+/// Seconds for which a burst holds its memory at the peak.
 const BURST_HOLDS: u64 = 5;
 
-/// How long each part of a recording lasts, in seconds.
+/// Length of each part of a recording, in seconds.
 pub const TURN: u64 = 5;
 
 impl Load {
@@ -116,7 +117,7 @@ impl Load {
         Self::Steps(vec![(0, size)])
     }
 
-    /// What the programs want in `second`.
+    /// Memory that the programs want in `second`.
     #[must_use]
     pub fn at(&self, second: u64) -> Bytes {
         match self {
@@ -147,7 +148,7 @@ impl Load {
     }
 }
 
-/// What it is in `second`, of what is it in turn.
+/// The element of `all` whose turn it is in `second`.
 fn in_turn<T>(all: &[T], second: u64) -> Option<&T> {
     let turn = (second / TURN).checked_rem(all.len() as u64)?;
     all.get(usize::try_from(turn).ok()?)
@@ -158,43 +159,45 @@ fn in_turn<T>(all: &[T], second: u64) -> Option<&T> {
 pub struct Fake {
     /// Its name within its group.
     pub name: String,
-    /// What QEMU was started with.
+    /// The RAM that QEMU was started with.
     pub ram: Bytes,
-    /// What its programs want.
+    /// Memory that its programs want.
     pub load: Load,
-    /// How much page cache it fills free memory with.
+    /// The most page cache with which it fills free memory.
     pub cache: Bytes,
-    /// Where its balloon stands at first; `None`: at `ram`.
+    /// Memory that its balloon leaves it at first; `None`: all of `ram`.
     pub balloon: Option<Bytes>,
-    /// Whether the host gets back what the guest frees (free-page reporting).
+    /// Whether the host gets back the memory that the guest frees (free-page reporting).
     pub reports_free: bool,
     /// Whether all of its memory was touched when it booted.
     pub preallocated: bool,
-    /// How its programs go through their memory, in turn as [`Load::InTurn`]; empty: that is not
-    /// tracked.
+    /// The access patterns of its programs, in turn as in [`Load::InTurn`]. An empty list means
+    /// that the guest is not tracked.
     pub accesses: Arc<[Access]>,
     /// Its misbehaviour.
     pub natures: Vec<Nature>,
 }
 
-/// How programs go through what they want: how often, and how much of it they miss with less.
+/// The access pattern of programs: the rate of references, and the misses with less memory than
+/// the programs want.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Access {
     /// References per second.
     pub references_per_s: f64,
-    /// A miss-ratio curve: by shares of what the programs want, from 0 to 1, the share of
-    /// references that miss.
+    /// A miss-ratio curve. Each point has a share of the memory that the programs want, from 0 to
+    /// 1, and the share of references that miss with it.
     pub curve: Vec<(f64, f64)>,
 }
 
 impl Access {
-    /// All of it evenly, by chance.
+    /// References to random places, spread evenly over all the memory.
     #[must_use]
     pub fn even(references_per_s: f64) -> Self {
         Self { references_per_s, curve: vec![(0.0, 1.0), (1.0, 0.0)] }
     }
 
-    /// One after the other, again and again: with less than all of it, LRU finds nothing.
+    /// References that go through all the memory in order, over and over. With less than 97 % of
+    /// it, LRU never hits.
     #[must_use]
     pub fn cyclic(references_per_s: f64) -> Self {
         Self { references_per_s, curve: vec![(0.0, 1.0), (0.97, 1.0), (1.0, 0.0)] }
@@ -215,7 +218,7 @@ impl Access {
 }
 
 impl Fake {
-    /// What every guest's kernel needs for itself.
+    /// Memory that every guest's kernel needs for itself.
     pub const KERNEL: Bytes = Bytes::mib(30);
 
     /// A well-behaved guest with 384 MiB of RAM that works on `load`.
@@ -243,8 +246,8 @@ impl Fake {
         Self::new(name, Load::steady(Bytes::mib(mib)))
     }
 
-    /// A guest without swap that does next to nothing, and from second `from` on once in `period`
-    /// seconds takes up to `mib` MiB, `per_second` MiB a second.
+    /// A guest without swap that is almost idle. From second `from` on, once in `period` seconds,
+    /// it takes up to `mib` MiB at `per_second` MiB a second.
     pub fn bursting(
         name: impl Into<String>,
         mib: u64,
@@ -266,20 +269,20 @@ impl Fake {
         self
     }
 
-    /// It misbehaves in this way, too.
+    /// It also misbehaves in this way.
     #[must_use]
     pub fn that(mut self, nature: Nature) -> Self {
         self.natures.push(nature);
         self
     }
 
-    /// It is tracked, and goes through its memory like this.
+    /// It is tracked, and has this access pattern.
     #[must_use]
     pub fn accessing(self, access: Access) -> Self {
         Self { accesses: Arc::new([access]), ..self }
     }
 
-    /// How its programs go through their memory in `second`.
+    /// The access pattern of its programs in `second`.
     #[must_use]
     pub fn access(&self, second: u64) -> Option<&Access> {
         in_turn(&self.accesses, second)
@@ -306,7 +309,7 @@ impl Fake {
         self
     }
 
-    /// Memory that it has touched once stays with it on the host until its balloon takes it.
+    /// Memory that it has touched stays resident on the host until its balloon takes it.
     #[must_use]
     pub const fn hoarding(mut self) -> Self {
         self.reports_free = false;

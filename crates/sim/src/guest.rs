@@ -1,17 +1,16 @@
-//! A living fake guest: where its memory is, second by second.
+//! A running fake guest: the places of its memory, second by second.
 //!
 //! ```text
 //!   ram ├── balloon ──┼────────────── actual ──────────────┤
 //!                     ├─ free ─┼─ cache ─┼─ resident ──────┤     wanted = resident + swapped
 //! ```
 //!
-//! Each second the balloon moves towards its target, the programs touch all that they want, and
-//! what does not fit is swapped (or kills the program where there is no swap). A guest suffers in a
-//! second in which it reads pages back from swap.
+//! Each second the balloon moves towards its target, and the programs touch all the memory that
+//! they want. The excess is swapped out, or kills a program where there is no swap. A guest
+//! suffers in a second in which it reads pages back from swap.
 //!
-//! Of a guest that is tracked the host may page out what it does not touch: then it has all its RAM
-//! for itself, `actual` of which is in memory. It waits for what it touches beyond that, and its
-//! curve is whole.
+//! The host may page out memory that a tracked guest does not touch. Such a guest keeps all its
+//! RAM, `actual` of which is resident. It waits for touches beyond that, and its curve is whole.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,37 +23,37 @@ use model::{
 
 use crate::fake::{Fake, Lie, Nature};
 
-/// How far an ordinary balloon moves in a second.
+/// Distance that an ordinary balloon moves in a second.
 const BALLOON_PER_SECOND: Bytes = Bytes::mib(200);
 
-/// What an ordinary swap disk moves in a second, each way.
+/// Throughput of an ordinary swap disk in a second, in each direction.
 const DISK_PER_SECOND: Bytes = Bytes::mib(20);
 
-/// Bytes.
+/// Size of a page in bytes.
 const PAGE: u64 = 4096;
 
-/// What is tracked and paged out at once.
+/// Piece of memory that is tracked and paged out as a whole.
 const GRANULE: Bytes = Bytes::kib(128);
 
-/// The same in pages, each of which a program waits for.
+/// [`DISK_PER_SECOND`] in pages. A program waits for each of them.
 const DISK_READS: f64 = (DISK_PER_SECOND.0 / PAGE) as f64;
 
-/// How long a touch of a piece takes that the host has paged out, in seconds.
+/// Duration in seconds of a refault: a touch of a piece that the host has paged out.
 const REFAULT: f64 = 1e-4;
 
-/// The share of its time from which a guest that waits for such touches suffers.
+/// Share of its time from which on a guest suffers when it waits for refaults.
 const LONG_WAITS: f64 = 0.02;
 
-/// For so many seconds it is known what it wanted.
+/// Seconds for which the guest's past sizes are kept.
 const REMEMBERED: usize = 60;
 
-/// Swap-in from which a second counts as suffered.
+/// Swap-in in one second from which on the guest suffers.
 const SUFFERING: Bytes = Bytes::mib(1);
 
-/// QEMU's memory in addition to its guest's.
+/// QEMU's own memory, in addition to its guest's.
 const OWN: Bytes = Bytes::mib(40);
 
-/// How long a killed program stays away, in seconds.
+/// Seconds until a killed program restarts.
 const DEAD_FOR: u64 = 10;
 
 /// A guest at one moment of a run.
@@ -62,37 +61,37 @@ const DEAD_FOR: u64 = 10;
 pub struct Guest {
     /// Its name on the host.
     pub name: VmName,
-    /// What it is made of.
+    /// Its description.
     pub fake: Fake,
-    /// Which life this is.
+    /// Number of this incarnation, counted from 1.
     pub incarnation: u64,
     /// Whether QEMU runs.
     pub is_alive: bool,
-    /// Where the balloon stands.
+    /// Memory that the balloon leaves it; while it is paged, the most that is resident.
     pub actual: Bytes,
-    /// Where it was asked to stand.
+    /// Target for `actual`.
     pub target: Bytes,
-    /// How far the balloon went down in the last second.
+    /// Memory that the balloon took in the last second.
     pub inflated: Bytes,
-    /// What the programs and the kernel occupy in memory.
+    /// Resident memory of the programs and the kernel.
     pub resident: Bytes,
-    /// What lies in swap.
+    /// Memory in the guest's swap.
     pub swapped: Bytes,
     /// Page cache.
     pub cache: Bytes,
-    /// What the guest occupies on the host.
+    /// Memory that the guest occupies on the host.
     pub used: Bytes,
-    /// References that missed so far, where it is known how the programs go through their memory.
+    /// References that missed so far, if the guest has an access pattern.
     pub misses: f64,
     /// Programs killed for want of memory so far.
     pub kills: u64,
     /// Whether a migration is under way.
     pub is_migrating: bool,
-    /// Whether the host pages out what it does not touch.
+    /// Whether the host pages out memory that it does not touch.
     pub is_paged: bool,
-    /// What it has touched so far.
+    /// Memory that it has touched so far.
     touched: Bytes,
-    /// What it wanted in each second of late, the latest first.
+    /// Memory that it wanted in each recent second, the latest first.
     wants: VecDeque<Bytes>,
     second: u64,
     wanted: Bytes,
@@ -139,7 +138,7 @@ impl Guest {
         }
     }
 
-    /// Lives through `second`, at whose end it is `now`.
+    /// Simulates `second`, which ends at `now`.
     pub(crate) fn live(&mut self, second: u64, now: Time, rng: &mut Rng) {
         self.come_and_go(second);
         self.second = second;
@@ -154,14 +153,14 @@ impl Guest {
         self.tell(second, now, rng);
     }
 
-    /// Whether its programs wait for pages from swap, as they would say themselves.
+    /// Whether its programs wait noticeably for pages from swap, or for refaults.
     #[must_use]
     pub fn suffers(&self) -> bool {
         let waits = self.is_paged && self.awake() < 1.0 - LONG_WAITS;
         self.is_alive && (waits || self.swap_in_now >= SUFFERING)
     }
 
-    /// What nobody in the guest uses.
+    /// Memory that the guest does not use.
     #[must_use]
     pub fn free(&self) -> Bytes {
         self.actual.minus(self.resident.plus(self.cache))
@@ -172,7 +171,7 @@ impl Guest {
         self.fake.natures.iter().any(is_it)
     }
 
-    /// Takes a new target: of its balloon, or of what it has in memory.
+    /// Takes a new target for its balloon, or for its resident memory.
     pub(crate) fn ask(&mut self, incarnation: u64, target: Bytes, by: Means) {
         if self.is_alive && self.incarnation == incarnation {
             self.target = target.min(self.fake.ram);
@@ -180,7 +179,7 @@ impl Guest {
         }
     }
 
-    /// What the host sees of it; `None` while there is no such VM.
+    /// The host's view of it; `None` while there is no such VM.
     pub(crate) fn view(&self, now: Time) -> Option<VmView> {
         let has_driver = !self.any(|nature| *nature == Nature::NoBalloonDriver);
         let mut limits = BTreeMap::new();
@@ -224,12 +223,12 @@ impl Guest {
         limits.map(of).collect()
     }
 
-    /// What its balloon leaves it.
+    /// Memory that its balloon leaves it.
     const fn balloon(&self) -> Bytes {
         if self.is_paged { self.fake.ram } else { self.actual }
     }
 
-    /// Where its memory is, if it is tracked.
+    /// The places of its memory, if it is tracked.
     fn cold(&self) -> Option<Cold> {
         let refaults_per_s = self.misses_with(self.actual)?;
         let resident = self.touched.min(self.actual);
@@ -279,11 +278,12 @@ impl Guest {
         } else {
             self.target.min(self.actual.plus(speed))
         };
-        // No guest stands still while it is paged out.
+        // Paging out does not stall a guest, as inflating a balloon does.
         self.inflated = if self.is_paged { Bytes::ZERO } else { before.minus(self.actual) };
     }
 
-    /// The programs touch all that they want; what does not fit is swapped or kills.
+    /// The programs touch all the memory that they want. The excess is swapped out, or kills a
+    /// program.
     fn work(&mut self, second: u64, rng: &mut Rng) {
         let is_storm = self.any(|nature| *nature == Nature::SwapStorm);
         let programs = if is_storm {
@@ -295,7 +295,7 @@ impl Guest {
         };
         let jitter = Bytes(rng.u64(0..=programs.0 / 100));
         let wanted = Fake::KERNEL.plus(programs).minus(jitter);
-        // Memory that programs let go of leaves swap without I/O.
+        // Memory that programs free leaves swap without I/O.
         self.swapped = self.swapped.minus(self.wanted.minus(wanted));
         self.wanted = wanted;
         self.wants.push_front(wanted);
@@ -323,7 +323,7 @@ impl Guest {
         }
     }
 
-    /// What it touches is in memory, as far as that may be; the rest comes and goes.
+    /// Touched memory is resident up to `actual`; the rest is paged out and refaults.
     fn work_paged(&mut self, wanted: Bytes) {
         self.touched = self.touched.max(wanted).min(self.fake.ram);
         if self.fake.reports_free {
@@ -335,8 +335,8 @@ impl Guest {
         self.used = self.touched.min(self.actual);
     }
 
-    /// Moves pages so that `lacking` lies in swap. Programs that lack memory thrash; what is read
-    /// back otherwise is read in large pieces.
+    /// Moves pages until `lacking` lies in swap. Programs that lack memory thrash, page by page.
+    /// Other pages are read back with read-ahead.
     fn swap(&mut self, lacking: Bytes) {
         self.swap_out = self.swap_out.plus(lacking.minus(self.swapped));
         self.swapped = self.swapped.max(lacking);
@@ -355,8 +355,8 @@ impl Guest {
         self.swap_out = self.swap_out.plus(thrashed);
     }
 
-    /// What its programs miss per second with so much memory, where it is known how they go through
-    /// it. Each miss waits for the disk, and while they wait they refer to nothing else.
+    /// Misses of its programs per second with `memory`; `None` without an access pattern. Each
+    /// miss waits for the disk or the refault, and meanwhile the programs make no other reference.
     #[must_use]
     pub fn misses_with(&self, memory: Bytes) -> Option<f64> {
         let access = self.fake.access(self.second)?;
@@ -364,24 +364,26 @@ impl Guest {
         Some(misses / (1.0 + misses * self.miss_s()))
     }
 
-    /// What a miss takes, in seconds.
+    /// Duration of a miss in seconds.
     const fn miss_s(&self) -> f64 {
         if self.is_paged { REFAULT } else { 1.0 / DISK_READS }
     }
 
-    /// The share of their time in which its programs do not wait for the disk.
+    /// The share of time in which its programs do not wait for misses.
     #[must_use]
     pub fn awake(&self) -> f64 {
         1.0 - self.misses_with(self.actual).unwrap_or_default() * self.miss_s()
     }
 
-    /// The share of what its programs want that fits into `memory`.
+    /// Memory beyond the kernel's, as a share of the memory that its programs want. The share
+    /// exceeds 1 where memory is left over.
     fn share(&self, memory: Bytes) -> f64 {
         let programs = self.wanted.minus(Fake::KERNEL);
         memory.minus(Fake::KERNEL).0 as f64 / programs.0.max(1) as f64
     }
 
-    /// What tracking would tell: the curve as far as its memory reaches, or all of it.
+    /// Tracking's report. The curve covers the memory that the balloon leaves the guest, or all
+    /// that its programs want if that is less.
     fn tracking(&self) -> Option<Tracking> {
         let access = self.fake.access(self.second)?;
         let programs = self.wanted.minus(Fake::KERNEL).0 as f64;
@@ -403,7 +405,7 @@ impl Guest {
         })
     }
 
-    /// Answers for its statistics, unless it is late this time.
+    /// Renews its statistics, unless the answer is late in this second.
     fn tell(&mut self, second: u64, now: Time, rng: &mut Rng) {
         let is_late = rng.u8(0..8) == 0;
         let is_frozen = |n: &Nature| matches!(n, Nature::FrozenStats { from } if *from <= second);

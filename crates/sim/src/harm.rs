@@ -1,8 +1,8 @@
-//! What counts as harm, judged from inside the guests and never by the policy's own words.
+//! The definition of harm, judged from inside the guests and never by the policy's own words.
 //!
 //! Some discomfort is the price of sharing: a guest that wakes waits until its memory is back, and
-//! a neighbour's grant takes seconds to return. So harms that heal have a grace period, and what is
-//! counted is the harm that outlasts it.
+//! a neighbour's grant takes seconds to return. Harms that heal therefore have a grace period, and
+//! only the harm that outlasts it counts.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,30 @@ use model::{Action, Bytes, GroupName, Plan, Spec, VmLimits, VmName};
 
 use crate::{fake::Nature, guest::Guest, host::Host};
 
-/// Seconds for which a guest below its base may suffer before that is harm: statistics have an age,
-/// a balloon needs a moment, and pages come back from a disk.
+/// Seconds for which a guest below its base may suffer before this counts as harm. Statistics have
+/// an age, a balloon takes time to move, and pages come back from a disk.
 const GRACE_BASE: u64 = 6;
 
-/// Seconds of suffering from which a guest's statistics show it, however late they are.
+/// Seconds of suffering after which even late statistics show it.
 const VISIBLE: u64 = 3;
 
 /// Seconds for which a group may occupy more than its budget, or the host less than its reserve.
 const GRACE_OVER: u64 = 15;
 
-/// Seconds after which memory that a balloon took must be the host's, or the guest's again.
+/// Seconds within which memory that a balloon took must reach the host, or return to the guest.
 const GRACE_LOST: u64 = 30;
 
-/// Memory that a guest may be without in any case.
+/// Memory that a guest may lose without harm.
 const LITTLE: Bytes = Bytes::mib(30);
 
-/// How often within [`WINDOW`] memory may be taken from a guest and given back.
+/// Most times within [`WINDOW`] that memory may be taken from a guest and given back.
 const REVERSALS_MAX: usize = 5;
 
 /// The seconds over which reversals are counted.
 const WINDOW: u64 = 600;
 
-/// The share of a guest's memory that its balloon may take in a second without stalling it, in
-/// percent.
+/// The share of its memory, in percent, that a guest's balloon may take in a second without
+/// stalling it.
 const STALL_PERCENT: u64 = 30;
 
 /// Harm that was done.
@@ -42,87 +42,87 @@ pub enum Harm {
     /// A program was killed for want of memory.
     #[error("a program of {vm} was killed for want of memory")]
     Killed {
-        /// Whose.
+        /// The VM.
         vm: VmName,
     },
-    /// A guest has less than its `min`.
+    /// A balloon took a guest below its `min`.
     #[error("{vm} has {actual}, less than its minimum")]
     BelowMinimum {
-        /// Which.
+        /// The VM.
         vm: VmName,
-        /// What it has.
+        /// Its memory.
         actual: Bytes,
     },
     /// A guest suffered with less than its base for too long.
     #[error("{vm} suffered for {GRACE_BASE} s with {actual}, less than its base")]
     DeniedBase {
-        /// Which.
+        /// The VM.
         vm: VmName,
-        /// What it has.
+        /// Its memory.
         actual: Bytes,
     },
-    /// Memory was taken from a guest that suffers, while `instead` held some that it does not miss.
+    /// Memory was taken from a guest that suffers, while `instead` had memory to spare.
     #[error("memory was taken from {vm}, which suffers, instead of {instead}")]
     TakenFromSuffering {
-        /// From whom.
+        /// The guest that suffers.
         vm: VmName,
-        /// Who had cheaper memory.
+        /// The guest with cheaper memory.
         instead: VmName,
     },
     /// A migrating guest's balloon was touched.
     #[error("the balloon of {vm} was touched during its migration")]
     TouchedInMigration {
-        /// Whose.
+        /// The VM.
         vm: VmName,
     },
     /// A balloon took too much at once.
     #[error("{vm} lost {inflated} within a second")]
     Stalled {
-        /// Which.
+        /// The VM.
         vm: VmName,
-        /// How much.
+        /// Memory that the balloon took.
         inflated: Bytes,
     },
-    /// Memory was taken and given back again and again.
+    /// Memory was taken and given back too often.
     #[error("memory of {vm} went back and forth more than {REVERSALS_MAX} times in ten minutes")]
     Oscillation {
-        /// Whose.
+        /// The VM.
         vm: VmName,
     },
-    /// QEMU occupies more than its cgroup may: the kernel kills it.
+    /// QEMU occupies more memory than its cgroup may, so the kernel kills it.
     #[error("QEMU of {vm} was killed: it occupied {beyond} more than its cgroup may")]
     QemuKilled {
         /// QEMU's VM.
         vm: VmName,
-        /// How much more.
+        /// Memory beyond the limit.
         beyond: Bytes,
     },
-    /// A guest lost memory, and the host has not got it.
+    /// A guest lost memory, and the host did not get it.
     #[error("{vm} was without {lost} for {GRACE_LOST} s that the host never got")]
     Lost {
-        /// Which.
+        /// The VM.
         vm: VmName,
-        /// How much.
+        /// Memory that is missing.
         lost: Bytes,
     },
-    /// A group lives on others' memory.
+    /// A group occupies more memory than it may.
     #[error("{group} occupied up to {over} more than it may for {GRACE_OVER} s")]
     OverBudget {
-        /// Which.
+        /// The group.
         group: GroupName,
-        /// By how much, at the end.
+        /// Memory beyond its share at the end of the grace period.
         over: Bytes,
     },
-    /// The host's reserve is gone.
+    /// The host's available memory stayed below its reserve.
     #[error("the host had {available} left for {GRACE_OVER} s, less than its reserve")]
     HostShort {
-        /// What was left at the end.
+        /// Available memory at the end of the grace period.
         available: Bytes,
     },
 }
 
 impl Harm {
-    /// The guest that was harmed, where it was one.
+    /// The guest that was harmed; `None` if a group or the host was.
     #[must_use]
     pub const fn victim(&self) -> Option<&VmName> {
         match self {
@@ -140,7 +140,7 @@ impl Harm {
     }
 }
 
-/// Watches a run and notes every harm once, when it has become one.
+/// Watches a run and reports each harm once, at the end of its grace period.
 #[derive(Debug, Default)]
 pub struct Judge {
     vms: BTreeMap<VmName, Record>,
@@ -161,7 +161,7 @@ struct Record {
 }
 
 impl Judge {
-    /// Judges `second`: the state of the guests, and what the plan is about to do to them.
+    /// Judges `second`: the state of the guests, and the plan's actions on them.
     pub fn judge(&mut self, second: u64, host: &Host, spec: &Spec, plan: &Plan) -> Vec<Harm> {
         let mut harms = Vec::new();
         for guest in host.guests.iter().filter(|guest| guest.is_alive) {
@@ -184,7 +184,7 @@ impl Judge {
         harms
     }
 
-    /// How often memory of `vm` was taken and given back so far.
+    /// The number of times that memory of `vm` was taken and given back so far.
     #[must_use]
     pub fn reversals(&self, vm: &VmName) -> usize {
         self.vms.get(vm).map_or(0, |record| record.reversals.len())
@@ -258,8 +258,8 @@ impl Judge {
         record.was_taken = target < guest.actual;
     }
 
-    /// A group may occupy its budget; one that takes part in lending also what others that do leave
-    /// unused.
+    /// A group may occupy its budget. A group that lends may also occupy memory that other lending
+    /// groups leave unused.
     fn judge_groups(&mut self, host: &Host, spec: &Spec, harms: &mut Vec<Harm>) {
         let standings: Vec<(&GroupName, bool, Bytes, Bytes)> = spec
             .groups
@@ -283,7 +283,7 @@ impl Judge {
     }
 }
 
-/// What the guests of group `name` occupy, and what it pays for.
+/// Memory that the guests of group `name` occupy, and the group's budget.
 fn standing(name: &GroupName, host: &Host, spec: &Spec) -> (Bytes, Bytes) {
     let is_in = |guest: &&Guest| {
         guest.is_alive && spec.group_of(&guest.name).is_some_and(|(of, _)| of == name)
@@ -299,15 +299,14 @@ fn limits_of(guest: &Guest, spec: &Spec) -> Option<VmLimits> {
     Some(spec.limits_of(&guest.name, group, guest.fake.ram))
 }
 
-/// Whether anybody can give this guest more: its balloon works, and it is not being migrated.
+/// Whether the policy can give this guest more memory: its balloon works, and it is not migrating.
 fn can_be_helped(guest: &Guest) -> bool {
     let is_helpless =
         guest.any(|nature| matches!(nature, Nature::StuckBalloon { .. } | Nature::NoBalloonDriver));
     !is_helpless && !guest.is_migrating
 }
 
-/// Whether `other`, of the same group as `guest`, is left with a grant of which it would not miss
-/// some.
+/// Whether `other`, of the same group as `guest`, is left with a grant and does not use all of it.
 fn has_cheaper_memory(other: &Guest, left: Bytes, guest: &Guest, spec: &Spec) -> bool {
     let group = |of: &Guest| spec.group_of(&of.name).map(|(name, _)| name.clone());
     let unused = left.minus(other.resident).minus(left.percent(15));
@@ -317,7 +316,7 @@ fn has_cheaper_memory(other: &Guest, left: Bytes, guest: &Guest, spec: &Spec) ->
         && can_be_helped(other)
         && other.target == other.actual
         && !other.suffers()
-        // It may come to need that, and cannot wait.
+        // A guest without swap may come to need its unused memory, and cannot wait.
         && !other.any(|nature| *nature == Nature::Swapless)
         && limits_of(other, spec).is_some_and(|l| left > l.base.plus(Bytes::mib(10)))
         && unused > Bytes::mib(10)

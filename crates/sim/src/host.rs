@@ -1,7 +1,7 @@
-//! The simulated host: the outside world behind the three ports.
+//! The simulated host: the world outside the policy, behind the three ports.
 //!
-//! Its memory is conserved: `available = total − Σ used of its guests − what others occupy`. Some
-//! actions can be lost on their way, as when QEMU dies in the middle of a command.
+//! Its memory is conserved: `available = total − Σ used of its guests − memory that others
+//! occupy`. Some actions are lost on their way, as when QEMU dies in the middle of a command.
 
 use fastrand::Rng;
 use model::{
@@ -32,30 +32,30 @@ impl Clock for SimClock {
     }
 }
 
-/// A host and all that lives on it.
+/// A host and its guests.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// Its memory.
     pub total: Bytes,
-    /// What others than guests occupy, over time.
+    /// Memory that processes other than guests occupy, over time.
     pub others: Load,
     /// Its guests, dead ones included.
     pub guests: Vec<Guest>,
-    /// Of a hundred actions, how many are lost on their way.
+    /// Percentage of actions that are lost on their way.
     pub lost_percent: u8,
     second: u64,
     rng: Rng,
 }
 
 impl Host {
-    /// A host of `total` memory; `seed` decides all that is left to chance.
+    /// A host of `total` memory; `seed` decides everything random.
     #[must_use]
     pub fn new(total: Bytes, guests: Vec<Guest>, seed: u64) -> Self {
         let (others, rng) = (Load::steady(Bytes::ZERO), Rng::with_seed(seed));
         Self { total, others, guests, lost_percent: 0, second: 0, rng }
     }
 
-    /// Everybody lives through `second`.
+    /// Simulates `second` in every guest.
     pub fn live(&mut self, second: u64) {
         self.second = second;
         let now = SimClock::at(second).now();
@@ -64,7 +64,7 @@ impl Host {
         }
     }
 
-    /// What is left: `MemAvailable`.
+    /// The remaining memory: `MemAvailable`.
     #[must_use]
     pub fn available(&self) -> Bytes {
         let used: Bytes = self.guests.iter().map(|guest| guest.used).sum();

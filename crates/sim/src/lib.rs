@@ -1,20 +1,21 @@
 //! A simulated host whose guests misbehave, run by the real policy.
 //!
-//! **Problem.** What a memory manager does on a good day says little; guests that lie, stall,
-//! vanish or swap without end cannot be ordered from a real QEMU at will, and not a thousand of
+//! **Problem.** A memory manager's behaviour on a good day proves little. A real QEMU cannot
+//! produce on demand guests that lie, stall, vanish or swap without end, let alone a thousand of
 //! them.
 //!
 //! **Idea.** [`Host`] implements the same three ports as the daemon's drivers ([`model::ports`]),
-//! so [`policy::cycle_with`] runs over it unchanged. Its guests are [`Fake`]s, each named for its
-//! [`Nature`]. A [`Judge`] watches from outside: it sees what really happens inside the guests and
-//! never reads the policy's reasons, so a policy cannot talk its way out of harm.
+//! so [`policy::cycle_with`] runs over it unchanged. Its guests are [`Fake`]s, whose misbehaviour
+//! is a list of [`Nature`]s. A [`Judge`] watches from outside: it sees the real state of the
+//! guests and never reads the policy's reasons, so a false reason cannot hide harm.
 //!
 //! **Invariants.** One seed replays a whole run, second by second. Time is a number that the run
-//! advances; nothing here reads a clock, a file or a socket. Memory is conserved: what guests
-//! occupy, others occupy and the host has available add up to the host's memory.
+//! advances; nothing here reads a clock, a file or a socket. Memory is conserved: the memory that
+//! guests occupy, the memory that others occupy and the host's available memory add up to the
+//! host's total.
 //!
-//! **Leaves out.** How fast pages really move. Rates are round figures of the right size (a
-//! balloon: 200 MiB/s, a swap disk: 20 MiB/s); the scenarios on real guests measure.
+//! **Leaves out.** The real speed of moving pages. Rates are round figures of the right size (a
+//! balloon: 200 MiB/s, a swap disk: 20 MiB/s); the lab's scenarios measure them on real guests.
 
 pub mod dynamic_programming;
 mod fake;

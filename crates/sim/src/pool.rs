@@ -1,19 +1,21 @@
-//! A pool of hosts whose VMs are overloaded now and then, decided by the real policy from one seed.
+//! A pool of hosts whose VMs are overloaded now and then. The real policy decides, and one seed
+//! fixes the run.
 //!
-//! A step is an interval of 10 s. Each VM is overloaded at random: how often differs, how long
-//! follows the paper (58.9 % for one interval, 96 % for less than one minute, 96.9 % for less than
-//! two, the rest for some minutes more: Fig. 3 and §4.2, at 640 of 1,024 MB). While it has less
-//! than it was promised it pages. What becomes of that is told for three strategies: both remedies,
-//! each overload migrated at once, and none ever.
+//! A step is an interval of 10 s. Each VM is overloaded at random. The rate of overloads differs
+//! from VM to VM; their length follows the paper: 58.9 % last for one interval, 96 % for less than
+//! one minute, 96.9 % for less than two, and the rest for some minutes more (Fig. 3 and §4.2, at
+//! 640 of 1,024 MB). An overloaded VM pages while it has less memory than promised. Three
+//! strategies are compared: both remedies, migration of each overload at once, and no migration.
 //!
-//! Both remedies take space at other hosts. One that is moved takes there what it is given; one
-//! that swaps takes what it has written, half of what it pages, and no more than it lacks (§5.2). A
-//! repository may drop what it holds, for the disk has it too; so pages count for as long as their
-//! VM is overloaded, and a VM that was moved until it gives back.
+//! Both remedies take space at other hosts. A VM that is moved takes its memory at the target. A
+//! VM that swaps takes as much as it has written, which is half of its paging, up to the memory
+//! that it lacks (§5.2). A repository may drop its pages, for the disk has them too. Pages
+//! therefore count only while their VM is overloaded, and the space of a moved VM until it gives
+//! memory back.
 //!
-//! Some hosts misbehave: they fall silent, claim memory that they have not, lose their lease every
-//! other minute, or report late. A VM is always on one host, and no host holds more than it has:
-//! [`Pool::check`] says so after each step.
+//! Some hosts misbehave: they fall silent, claim more memory than they have, lose their lease
+//! every other minute, or report late. A VM is always on one host, and no host gives its VMs more
+//! memory than it has: [`Pool::check`] verifies this after each step.
 
 use std::collections::BTreeMap;
 
@@ -23,99 +25,101 @@ use model::{Bytes, HostName, Millis, OverloadSpec, Profile, Reading, Severity, T
 use policy::cluster::{self, ClusterMemory};
 use policy::overload::Intervals;
 
-/// What a migration sends, in bytes a second: 1 Gbit/s.
+/// Throughput of a migration, in bytes a second: 1 Gbit/s.
 const SENT_PER_S: u64 = 125_000_000;
-/// A VM that has been calm for so long gives back what it was given for an overload, in steps.
+/// Steps of calm after which a VM gives back the memory that it got for an overload.
 const CALM_STEPS: u32 = 60;
-/// An overload of so many steps is a long one: two minutes.
+/// Steps from which on an overload is a long one: two minutes.
 const LONG_STEPS: u32 = 12;
 const STEP_S: u64 = 10;
 const PAGE: u64 = 4096;
 
-/// What is done about overloads.
+/// The remedies for overloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// Short ones go to the network's memory, long ones are migrated.
+    /// Short overloads go to other hosts' memory, VMs with long ones are migrated.
     Both,
-    /// Each is migrated at once.
+    /// Each overloaded VM is migrated at once.
     Migrate,
-    /// All go to the network's memory, however long they are.
+    /// All overloads go to other hosts' memory, however long they are.
     Swap,
 }
 
-/// A pool.
+/// The settings of a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: usize,
     /// VMs on each of them in the beginning.
     pub vms_per_host: usize,
     /// Memory of each host, without its reserve.
     pub memory: Bytes,
-    /// What each VM was promised.
+    /// Memory that each VM was promised.
     pub promised: Bytes,
-    /// What it is given.
+    /// Memory that each VM is given without a remedy.
     pub given: Bytes,
-    /// Share of time that a VM is overloaded, on average.
+    /// Mean share of time in which a VM is overloaded.
     pub overloaded: f64,
-    /// What overloaded VMs page, in pages a second, in and out.
+    /// Paging of each overloaded VM in pages a second, in and out together.
     pub pages_per_s: u64,
-    /// When an overload is sustained.
+    /// The limits from which on an overload is sustained.
     pub overload: OverloadSpec,
-    /// Whether a VM's short overloads teach when a longer one is sustained.
+    /// Whether these limits are learned from a VM's short overloads.
     pub learns: bool,
     /// Share of hosts that misbehave.
     pub misbehaving: f64,
-    /// What is done.
+    /// The strategy against overloads.
     pub strategy: Strategy,
 }
 
-/// What came of it.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// VM seconds of overload.
     pub overloaded_s: u64,
-    /// Those of them borne by other hosts' memory, in overloads that were not sustained.
+    /// Those in which other hosts' memory took the paging, in overloads that were not sustained.
     pub short_s: u64,
-    /// Those borne by other hosts' memory in sustained overloads: too slow for too long.
+    /// Those in which other hosts' memory took the paging of sustained overloads: too slow for too
+    /// long.
     pub long_s: u64,
-    /// Those that went to a disk: no room was free elsewhere, or nothing else is done.
+    /// Those in which a disk took the paging: other hosts had no room, or the strategy only
+    /// migrates.
     pub disk_s: u64,
     /// VMs that changed hosts.
     pub moves: u64,
-    /// Moves that came to nothing: the target had not what it said, or not any more.
+    /// Moves that failed: the target had less free memory than it reported, or no longer had it.
     pub failed: u64,
-    /// Sent over the network.
+    /// Bytes sent over the network.
     pub traffic: Bytes,
     /// Most memory that lay in repositories at once.
     pub most_swapped: Bytes,
-    /// What remedies took at other hosts, in byte seconds.
+    /// Memory that remedies took at other hosts, in byte seconds.
     pub excess_byte_s: u64,
-    /// The same, less what those that left a host set free there.
+    /// The same, less the memory that moved VMs set free at the hosts that they left.
     pub net_byte_s: u64,
-    /// Most that they took at once.
+    /// Most memory that remedies took at once.
     pub excess_most: Bytes,
-    /// Overloads that began in want of memory.
+    /// Overloads that began while the VM had less memory than promised.
     pub overloads: u64,
-    /// Those of two minutes and more.
+    /// Those of two minutes or more.
     pub long_ones: u64,
-    /// VM seconds that these paged, until they ended or there was memory for them.
+    /// VM seconds that these paged, until they ended or the VM got its memory.
     pub long_wait_s: u64,
     /// Moves for an overload of less than two minutes.
     pub needless: u64,
 }
 
-/// How a host behaves.
+/// The behaviour of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     Well,
-    /// It says nothing for minutes.
+    /// It sends no report in five of every ten minutes.
     Silent,
-    /// It has a quarter of what it says.
+    /// It has a quarter of the memory that it claims.
     Lies,
-    /// It has no lease every other minute.
+    /// It loses its lease every other minute.
     Flaps,
-    /// What it says is half a minute old.
+    /// Its reports are half a minute old.
     Late,
 }
 
@@ -129,21 +133,21 @@ struct Vm {
     name: VmName,
     host: usize,
     given: Bytes,
-    /// How often an overload begins, a step.
+    /// Probability that an overload begins in a step.
     begins: f64,
-    /// Steps that this overload lasts on.
+    /// Remaining steps of this overload.
     left: u32,
     calm_for: u32,
     intervals: Intervals,
     profile: Profile,
     paged: u64,
-    /// This overload, or the latest, lasts for two minutes or more.
+    /// Whether this overload, or the latest one, lasts for two minutes or more.
     is_long: bool,
-    /// What it has in repositories.
+    /// Memory that it has in repositories.
     swapped: Bytes,
-    /// What moves for it have taken at other hosts.
+    /// Memory that moves for it have taken at other hosts.
     taken: Bytes,
-    /// What these set free where it is, or was.
+    /// Memory that these moves set free at the hosts that they left.
     freed: Bytes,
 }
 
@@ -210,7 +214,7 @@ impl Pool {
                 }
             })
             .collect();
-        // Who moves at once rests never.
+        // With `Migrate`, hosts and VMs do not rest between moves.
         let memory = match setting.strategy {
             Strategy::Migrate => ClusterMemory::resting(Millis(0)),
             Strategy::Both | Strategy::Swap => ClusterMemory::default(),
@@ -233,7 +237,7 @@ impl Pool {
         }
     }
 
-    /// Lets so many hours go by.
+    /// Simulates `hours` hours.
     pub fn run(&mut self, hours: u64) -> Outcome {
         for _ in 0..hours * 3600 / STEP_S {
             self.step();
@@ -241,7 +245,7 @@ impl Pool {
         self.outcome
     }
 
-    /// One interval.
+    /// Simulates one interval.
     pub fn step(&mut self) {
         self.step += 1;
         self.load();
@@ -264,10 +268,10 @@ impl Pool {
         Time(self.step * STEP_S * 1000)
     }
 
-    /// What this VM's overload is to the strategy.
+    /// The severity of this VM's overload under the strategy.
     fn severity(&self, vm: &Vm) -> Severity {
         match (self.setting.strategy, vm.intervals.severity()) {
-            // Whatever pages is moved.
+            // Each VM that pages is to be moved.
             (Strategy::Migrate, Severity::Transient) => Severity::Sustained,
             (_, severity) => severity,
         }
@@ -277,7 +281,8 @@ impl Pool {
         self.vms.iter().filter(|vm| self.severity(vm) == Severity::Sustained)
     }
 
-    /// Overloads begin and end; who has been calm gives back what it was given.
+    /// Overloads begin and end. A VM that has been calm gives back the memory that it got for
+    /// them.
     fn load(&mut self) {
         let Setting { promised, given: usual, overload, learns, pages_per_s, .. } = self.setting;
         for vm in &mut self.vms {
@@ -314,7 +319,7 @@ impl Pool {
         }
     }
 
-    /// What is paged goes to other hosts' memory as far as that reaches, else to disks.
+    /// Paging goes to other hosts' memory while that has room, else to disks.
     fn bear(&mut self) {
         let Setting { promised, strategy, pages_per_s, .. } = self.setting;
         let all: Bytes = self.hosts.iter().map(|host| host.memory).sum();
@@ -354,7 +359,7 @@ impl Pool {
         outcome.net_byte_s += excess.minus(freed).0 * STEP_S;
     }
 
-    /// What a controller is told.
+    /// The view of a controller.
     fn view(&mut self) -> ClusterView {
         let now = self.now();
         let mut view = ClusterView::default();
@@ -380,7 +385,7 @@ impl Pool {
                 promised: self.setting.promised,
                 given: vm.given,
                 severity: self.severity(vm),
-                // Who migrates at once asks for no price.
+                // With `Migrate`, no move is too expensive.
                 paged: if self.setting.strategy == Strategy::Migrate { u64::MAX } else { vm.paged },
                 immovable: None,
             };
@@ -409,12 +414,12 @@ impl Pool {
         self.outcome.traffic = self.outcome.traffic.plus(chosen.cost);
         let needs = self.needs(vm, &chosen);
         let relieved = &mut self.vms[self.by_name[&chosen.for_whom]];
-        // The target keeps room for it from now on.
+        // The target reserves room for it from now on.
         relieved.taken = relieved.taken.plus(needs);
         self.underway.push(Underway { vm, chosen, to, begun: now, until });
     }
 
-    /// What a VM that moves is given there.
+    /// Memory that a moved VM is given at the target.
     fn needs(&self, vm: usize, chosen: &Move) -> Bytes {
         let is_own = self.vms[vm].name == chosen.for_whom;
         if is_own { self.setting.promised } else { self.vms[vm].given }
@@ -424,7 +429,7 @@ impl Pool {
         self.given[to].plus(self.needs(vm, chosen)) <= self.hosts[to].memory
     }
 
-    /// Migrations end; a target that is full by then takes nobody.
+    /// Migrations end. A target that is full by then refuses the VM.
     fn arrive(&mut self) {
         let (promised, now) = (self.setting.promised, self.now());
         let (done, underway): (Vec<_>, Vec<_>) =
@@ -458,7 +463,7 @@ impl Pool {
                     freed = freed.minus(more);
                 }
             }
-            // It has other memory now, so what was learned says nothing any more.
+            // The VM's memory may have changed, so its history no longer applies.
             let relieved = &mut self.vms[for_whom];
             self.outcome.needless += u64::from(!relieved.is_long);
             relieved.freed = relieved.freed.plus(freed);
@@ -466,11 +471,12 @@ impl Pool {
         }
     }
 
-    /// Whether each host holds no more than it has, and what is written of it is right.
+    /// Checks that no host gives more memory than it has, and that the pool's books agree with the
+    /// VMs.
     ///
     /// # Errors
     ///
-    /// What is wrong.
+    /// When a VM or a host violates this, with a description.
     pub fn check(&self) -> Result<(), String> {
         let mut given = vec![Bytes::ZERO; self.hosts.len()];
         for vm in &self.vms {
@@ -492,7 +498,7 @@ impl Pool {
     }
 }
 
-/// How many steps an overload lasts (Fig. 3b and §4.2, at 640 MB).
+/// Length of an overload in steps (Fig. 3b and §4.2, at 640 MB).
 fn length(random: &mut Rng) -> u32 {
     match random.f64() {
         ..0.589 => 1,
@@ -552,7 +558,7 @@ mod tests {
         assert!(both.disk_s * 10 < migrate.disk_s, "{both:?} {migrate:?}");
         assert!(both.long_s < swap.long_s, "{both:?} {swap:?}");
         assert!(both.excess_byte_s < migrate.excess_byte_s, "{both:?} {migrate:?}");
-        // What is swapped is no more than what is lacking, and sets nothing free.
+        // VMs swap no more memory than they lack, and swapping sets no memory free.
         assert_eq!(swap.excess_most, swap.most_swapped);
         assert_eq!(swap.excess_byte_s, swap.net_byte_s);
         assert!(swap.excess_byte_s <= swap.overloaded_s * Bytes::mib(1024 - 640).0);

@@ -1,4 +1,4 @@
-//! A scenario: who is on the host, what the operator wrote, and what happens on the way.
+//! A scenario: the guests on the host, the operator's specification, and the events of the run.
 //!
 //! ```text
 //! Scenario::new(seed)
@@ -29,7 +29,7 @@ pub const fn limits(min: u64, base: u64, max: u64) -> VmLimits {
     VmLimits { min: Bytes::mib(min), base: Bytes::mib(base), max: Bytes::mib(max) }
 }
 
-/// A host, its tenants, and what will happen to them.
+/// A host, its tenants, and the events of their run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     seed: u64,
@@ -67,8 +67,8 @@ impl Scenario {
         }
     }
 
-    /// The host has `total_mib`, of which `reserve_mib` are never lent, and `others` occupy some of
-    /// it.
+    /// The host has `total_mib`, of which `reserve_mib` are never lent, and `others` occupy part
+    /// of it.
     #[must_use]
     pub fn host(mut self, total_mib: u64, reserve_mib: u64, others: Load) -> Self {
         self.total = Bytes::mib(total_mib);
@@ -108,7 +108,7 @@ impl Scenario {
         self
     }
 
-    /// The host pages out what this tenant's VMs do not touch, where they are tracked.
+    /// The host pages out memory that this tenant's VMs do not touch, if they are tracked.
     #[must_use]
     pub fn paging(mut self, name: &str) -> Self {
         self.spec.groups.entry(name.into()).or_default().cold = ColdSpec::WhenNeeded;
@@ -138,14 +138,14 @@ impl Scenario {
         self
     }
 
-    /// Of a hundred actions, `percent` are lost on their way.
+    /// `percent` of all actions are lost on their way.
     #[must_use]
     pub const fn losing(mut self, percent: u8) -> Self {
         self.lost_percent = percent;
         self
     }
 
-    /// What the operator wrote.
+    /// The operator's specification.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec
@@ -191,13 +191,13 @@ impl Scenario {
 /// One second of a run.
 #[derive(Debug)]
 pub struct Second {
-    /// What the policy saw.
+    /// The policy's view.
     pub view: HostView,
-    /// What it decided.
+    /// The policy's decisions.
     pub plan: Plan,
-    /// The harm that became visible in it.
+    /// The harm that became visible in this second.
     pub harms: Vec<Harm>,
-    /// What the guests were really like.
+    /// The real state of the guests.
     pub guests: Vec<Guest>,
 }
 
@@ -206,7 +206,7 @@ pub struct Second {
 pub struct Run {
     /// Its seconds.
     pub seconds: Vec<Second>,
-    /// What the policy remembers at its end.
+    /// The policy's memory at the end of the run.
     pub memory: Memory,
     judge: Judge,
 }
@@ -223,19 +223,19 @@ impl Run {
         self.harms().map(|(second, harm)| format!("{second} s: {harm}\n")).collect()
     }
 
-    /// Memory that `vm` may use in `second`, in whole MiB.
+    /// Memory that `vm` may use in `second`, in whole MiB; 0 if there is no such VM.
     #[must_use]
     pub fn actual_mib(&self, vm: &str, second: usize) -> u64 {
         self.guest(vm, second).map_or(0, |guest| guest.actual.0 >> 20)
     }
 
-    /// What `vm` is really like in `second`.
+    /// The real state of `vm` in `second`.
     #[must_use]
     pub fn guest(&self, vm: &str, second: usize) -> Option<&Guest> {
         self.seconds.get(second)?.guests.iter().find(|guest| guest.name.as_str() == vm)
     }
 
-    /// How often memory of `vm` was taken and given back.
+    /// The number of times that memory of `vm` was taken and given back.
     #[must_use]
     pub fn reversals(&self, vm: &str) -> usize {
         self.judge.reversals(&vm.into())

@@ -1,9 +1,9 @@
-//! `balance`: memory goes where it saves the most misses, and stays there.
+//! `balance`: memory goes to the VM where it saves the most misses, and stays there.
 
 use model::{Bytes, Policy, Reason};
 use sim::{Access, Fake, Load, Nature, Run, Scenario, limits};
 
-/// A budget of two bases of 256 MiB; each VM may have from 64 to 512 MiB.
+/// Two VMs that begin with 256 MiB each, on a budget of 512 MiB; each may have from 64 to 512 MiB.
 fn pair(policy: Policy, fakes: [Fake; 2]) -> Scenario {
     let fakes = fakes.map(|fake| fake.with_ram(512).standing_at(256).hoarding());
     Scenario::new(3)
@@ -33,7 +33,7 @@ fn memory_goes_to_who_misses_most_within_half_a_minute() {
 
 #[test]
 fn two_that_just_fit_have_all_that_there_is() {
-    // Their kernels and programs use what they have: nothing of it could come back.
+    // Their kernels and programs use all that they have, so no memory is left over to take back.
     let fakes = [250, 200].map(|mib| {
         let fake = Fake::busy(if mib == 250 { "large" } else { "small" }, mib);
         fake.accessing(Access::even(2_000.0)).preallocated()
@@ -116,8 +116,8 @@ fn in_mixed_fleets_balance_misses_least() {
     }
 }
 
-/// Wang 2016, Table VIII, in its own sizes: what each works on and may have, and what it has at
-/// first, in MiB.
+/// Wang 2016, Table VIII, in its own sizes: each VM's working set, its most memory, and its memory
+/// at first, in MiB.
 #[test]
 fn sixteen_that_want_a_seventh_more_than_there_is_do_nearly_what_they_would_with_enough() {
     let (even, cyclic) = (Access::even as fn(f64) -> Access, Access::cyclic as fn(f64) -> Access);
@@ -221,7 +221,7 @@ fn who_misses_nothing_gets_no_others_idle_memory_though_it_has_little_left() {
 
 #[test]
 fn moves_do_not_chase_oscillating_demand() {
-    // The second sizes are those of the guests of `meb-oscillation`.
+    // The second pair of sizes is that of the guests of `meb-oscillation`.
     for (low, high) in [(40, 300), (80, 335)] {
         for period in [10, 20, 30, 40, 60, 120, 240] {
             let load = |low, high| {
@@ -239,7 +239,7 @@ fn moves_do_not_chase_oscillating_demand() {
             let later = moves(&run.seconds[600..]);
             println!("{case}: reversals {reversals:?}, moves {later} in the second ten minutes");
             assert!(reversals.iter().all(|count| *count <= 7), "{case}: {reversals:?}");
-            // Phases of a minute and more are worth following.
+            // Moves may follow phases of a minute or more.
             assert!(later <= 44 || period >= 120, "{case}: {later} moves");
         }
     }

@@ -1,4 +1,4 @@
-//! How a host with Overbook behaves: what converges, how fast, and who pays.
+//! The behaviour of a host with Overbook: convergence, its speed, and its cost to other guests.
 
 use model::{Bytes, Policy, Reason};
 use sim::{Fake, Harm, Lie, Load, Nature, Run, Scenario, limits};
@@ -9,8 +9,8 @@ fn shop(policy: Policy, fakes: impl IntoIterator<Item = Fake>) -> Scenario {
     Scenario::new(3).group("shop", policy, limits(64, 128, 384), fakes)
 }
 
-/// One guest lacks 100 MiB, three idle ones use 60 MiB of 128; next door two work within their
-/// base.
+/// One guest lacks 100 MiB, and three idle ones use 60 MiB of 128. Two guests of another group
+/// work within their base.
 fn quickstart() -> Scenario {
     let idle = |i: usize| Fake::idle(format!("{i}")).standing_at(128);
     shop(Policy::Demand, [idle(1), idle(2), idle(3), Fake::busy("hungry", 190).standing_at(128)])
@@ -48,7 +48,7 @@ fn guests_that_boot_with_all_their_ram_come_down_to_what_the_group_pays_for() {
     let run = shop(Policy::Demand, (0..4).map(idle)).run(60);
     assert_eq!(run.harm_report(), "");
     let held: u64 = (0..4).map(|i| run.actual_mib(&format!("shop-{i}"), 59)).sum();
-    // Untouched base is lent softly, so idle guests may keep grants for it.
+    // Untouched base is lent softly, so it may cover grants that idle guests keep.
     assert!((512..=512 + 4 * 68).contains(&held), "{held} MiB");
     let ledger = run.seconds[59].plan.groups[&"shop".into()];
     assert_eq!(ledger.deficit, Bytes::ZERO);

@@ -1,4 +1,4 @@
-//! What lending does for who is short, and what it costs who lends.
+//! The gain of lending for a group that is short of memory, and its cost to the lender.
 
 use model::{Bytes, Plan, Policy, Reason};
 use sim::{Fake, Load, Run, Scenario, limits};
@@ -6,13 +6,13 @@ use sim::{Fake, Load, Run, Scenario, limits};
 const HUNGRY: &str = "shop-hungry";
 const OWNER: &str = "lab-owner";
 
-/// The second in which a guest of the lender comes to need 150 MiB beyond its base.
+/// The second from which on a guest of the lender needs 150 MiB beyond its base.
 const WAKES: u64 = 90;
 
 /// The last second before that.
 const LAST: usize = 89;
 
-/// In `shop` one guest lacks 200 MiB that its group does not have; `lab` leaves more than that
+/// In `shop` one guest lacks 200 MiB that its group does not have. `lab` leaves more than that
 /// idle, until one of its guests wakes.
 fn neighbours() -> Scenario {
     let shop =

@@ -1,5 +1,4 @@
-//! The optimum that is shipped against the paper's dynamic programming, over random curves of every
-//! kind.
+//! The shipped optimum against the paper's dynamic programming, over random curves of every kind.
 
 use fastrand::Rng;
 use policy::optimum::{Choice, place, place_within};
@@ -7,7 +6,7 @@ use sim::dynamic_programming::least_misses;
 
 const INSTANCES: u64 = 6_000;
 
-/// A curve of misses over `sizes` sizes: convex, with cliffs, flat, or anything that falls.
+/// A curve of misses over `sizes` sizes: convex, with cliffs, flat, or any other falling curve.
 fn any_curve(sizes: usize, rng: &mut Rng) -> Vec<f64> {
     let height = 10f64.powf(rng.f64() * 6.0 - 1.0);
     let mut drops: Vec<f64> = match rng.u8(0..5) {

@@ -1,6 +1,6 @@
-//! Each safety rule has a scenario that does harm when just that rule is off.
+//! Each safety rule has a scenario that does harm when only that rule is off.
 //!
-//! A rule whose absence nobody notices protects nobody. The harm is judged inside the fake guests
+//! A rule is useless if its absence does no harm. The harm is judged inside the fake guests
 //! (`sim::Harm`), never by the policy's words.
 
 use model::{Bytes, Policy};
@@ -9,7 +9,7 @@ use sim::{Fake, Lie, Load, Nature, Scenario, limits};
 
 const SECONDS: u64 = 600;
 
-/// The scenario that shows what `rule` is for.
+/// The scenario that shows the purpose of `rule`.
 fn scenario(rule: Rule) -> Scenario {
     match rule {
         Rule::FreshStats => guest_that_wakes_after_its_statistics_froze(),
@@ -31,7 +31,7 @@ fn scenario(rule: Rule) -> Scenario {
     }
 }
 
-/// Never gets enough, so its group is always short.
+/// A guest that never gets enough memory, so its group is always short.
 fn hungry() -> Fake {
     Fake::busy("hungry", 400)
 }

@@ -1,4 +1,4 @@
-//! Whole fleets thrown together by chance: nobody is harmed but by its own doing.
+//! Whole fleets of random guests: no guest is harmed except by its own misbehaviour.
 
 use fastrand::Rng;
 use model::{Bytes, Policy, VmName};
@@ -8,7 +8,7 @@ const FLEETS: u64 = 150;
 const SECONDS: u64 = 300;
 const START_S: usize = 5;
 
-/// A guest that wants up to `most` MiB, more or less often, and may misbehave.
+/// A random guest that wants up to `most` MiB, and may misbehave.
 fn any_guest(name: usize, most: u64, rng: &mut Rng) -> Fake {
     let mut some = || Bytes::mib(rng.u64(5..most));
     let (low, high) = (some().min(Bytes::mib(60)), some());
@@ -41,9 +41,9 @@ fn any_guest(name: usize, most: u64, rng: &mut Rng) -> Fake {
     }
 }
 
-/// Whether the policy could have known better: the guests in question are what they seem to be.
+/// Whether the policy is to blame: the guests in question are what they seem to be.
 ///
-/// Right after the start the guests that have not told anything yet are spared and the others bear
+/// Right after the start, guests that have not yet sent statistics are spared, and the others bear
 /// a deficit alone. The shares of `fair` and `entitlement` follow the surplus by design, up and
 /// down.
 fn is_to_blame(second: usize, harm: &Harm, policy: Policy, fleet: &[(String, Fake)]) -> bool {
@@ -73,7 +73,7 @@ fn no_fleet_is_harmed_whatever_its_members_do() {
         let policy = policies[rng.usize(0..4)];
         let lends = rng.bool();
         for group in ["shop", "lab"] {
-            // Who needs all that it has, or has handed it out, lends nothing.
+            // A group that needs all its memory, or has granted it, lends nothing.
             let is_lender = lends && group == "lab";
             let most = if is_lender { 150 } else { 300 };
             let count = rng.usize(2..7);

@@ -1,5 +1,5 @@
-//! Guests without swap in a group that pays for much less than they have: no program of theirs dies
-//! for it.
+//! Guests without swap in a group that pays for much less than they have: no program of theirs
+//! dies for this.
 
 use fastrand::Rng;
 use model::{Bytes, Policy, Reason};
@@ -7,15 +7,15 @@ use sim::{Fake, Harm, Nature, Run, Scenario, limits};
 
 const FLEETS: u64 = 40;
 const SECONDS: u32 = 900;
-/// MiB per second that a guest has room for although it has slept for ten minutes: by then half of
-/// what a guest is taken for at first is forgotten.
+/// MiB per second for which a guest has room after ten minutes of sleep: by then half of the pace
+/// that is first assumed of it is forgotten.
 const SLOW: u64 = policy::tuning::FIRST_PACE.0 >> 21;
 
 fn quiet(name: &str) -> Fake {
     Fake::idle(name).that(Nature::Swapless)
 }
 
-/// All begin with 384 MiB; the group pays for 128 MiB of each.
+/// All guests begin with 384 MiB; the group pays for 128 MiB of each.
 fn shop(seed: u64, fakes: impl IntoIterator<Item = Fake>) -> Scenario {
     Scenario::new(seed).group("shop", Policy::Demand, limits(64, 128, 384), fakes)
 }
@@ -25,8 +25,8 @@ fn killed(run: &Run) -> Vec<(usize, String)> {
     killed.map(|(second, harm)| (second, harm.to_string())).collect()
 }
 
-/// Takes up to 300 MiB at up to 300 MiB/s. A fast one shows that within the first minute; of one
-/// that sleeps at first the first burst is slow.
+/// A guest that takes up to 300 MiB, at up to 300 MiB/s. A fast guest has its first burst within
+/// the first minute. A guest that sleeps at first has only slow bursts.
 fn any_bursting(number: usize, rng: &mut Rng) -> Fake {
     let is_late = rng.bool();
     let (slowest, fastest) = (10, if is_late { SLOW } else { 300 });
@@ -56,7 +56,8 @@ fn no_program_dies_at_whatever_pace_guests_take_memory() {
 
 #[test]
 fn a_kill_brings_back_what_was_taken_and_the_next_minutes_take_nothing() {
-    // Nothing foretells it: a quarter of an hour of sleep, then 300 MiB within a second.
+    // The burst comes without warning: a quarter of an hour of sleep, then 300 MiB within a
+    // second.
     let sudden = Fake::bursting("sudden", 300, 300, 900, 100).that(Nature::CountsKills);
     let run = shop(1, [sudden, quiet("quiet")]).run(1_500);
     let killed = killed(&run);
@@ -98,7 +99,7 @@ fn a_group_whose_guests_need_all_that_they_have_stays_over_its_budget_and_says_s
 
 #[test]
 fn a_guest_that_is_said_to_have_swap_and_does_not_use_it_is_not_squeezed() {
-    // Its swap is full, or was never switched on.
+    // The guest's swap is full, or was never switched on.
     let full = Fake::busy("full", 340).standing_at(384);
     let idle = |name: &str| Fake::idle(name).standing_at(128).preallocated();
     let run = shop(1, [full, idle("a"), idle("b")]).run(200);

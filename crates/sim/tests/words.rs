@@ -1,11 +1,12 @@
-//! The words that users read, on plans worth reading. `UPDATE_GOLDEN=1` writes them anew.
+//! The words that users read, on plans of several kinds. `UPDATE_GOLDEN=1` rewrites the golden
+//! files.
 
 use std::{env, fs, path::PathBuf};
 
 use model::{Bytes, Policy, Time};
 use sim::{Fake, Load, Nature, Run, Scenario, limits};
 
-/// The plan of one second as text: the ledgers, then each VM with what happens to it and why.
+/// The plan of one second as text: the ledgers, then each VM with its change and the reasons.
 fn words(run: &Run, second: usize) -> String {
     let plan = &run.seconds[second].plan;
     let mut text = format!("after {second} s\n");

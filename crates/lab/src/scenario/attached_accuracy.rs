@@ -1,16 +1,16 @@
-//! `attached-accuracy`: working sets and miss-ratio curves of guests into whose QEMU nothing is
-//! loaded, against every access that they made, and what that costs them.
+//! `attached-accuracy`: working sets and miss-ratio curves of guests without code loaded into
+//! their QEMU, against every access that the guests made, and the cost to them.
 //!
 //! The workloads, the truth and the comparison are those of `meb-accuracy`; the guests have no
-//! shim. They are tracked from outside, in single pages, by the worker's own code within its 1 %.
-//! The truth is of single pages, too. Four of them run once more with half of their memory paged
+//! shim. The worker's own code tracks them from outside, in single pages, within its 1 %. The
+//! truth is of single pages, too. Four of the guests run once more with half of their memory paged
 //! out, and once more with the shim, at the same budget.
 //!
-//! Speed is measured without the tracer: windows with and without tracking alternate in each of two
-//! guests at full speed.
+//! Speed is measured without the tracer, in two guests at full speed. In each of them, windows
+//! with and without tracking alternate.
 //!
-//! Left out: guests in huge pages, which are seen through a part of their blocks, and KVM: both are
-//! looked at in the virtual host.
+//! Left out: guests in huge pages, of which tracking samples a part of the blocks, and KVM. The
+//! virtual host covers both.
 
 use std::time::Duration;
 
@@ -33,9 +33,10 @@ pub(super) const SCENARIO: Scenario = Scenario {
 /// The guests whose speed is measured.
 const QUICK: [&str; 2] = ["random", "kv"];
 const FILL_LIMIT: Duration = Duration::from_secs(60);
-/// Windows with tracking.
+/// Number of windows with tracking.
 const PAIRS: usize = 8;
-/// Lines of a guest, one a second, after each change, and in a window.
+/// Seconds after each change that are not measured, and seconds of a window; a guest prints one
+/// line a second.
 const BEGINNING: usize = 2;
 const WINDOW: usize = 10;
 const EVERY: Duration = Duration::from_secs(1);
@@ -77,7 +78,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// How much longer each operation takes while a guest is tracked.
+/// The increase in an operation's time while the guest is tracked.
 fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabError> {
     let guest = |(place, workload): (usize, &Workload)| {
         Source::Outside.guest(workload, place, context.seed)

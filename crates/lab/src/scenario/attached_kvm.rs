@@ -1,12 +1,13 @@
-//! `attached-kvm`: a guest under KVM into whose QEMU nothing is loaded, seen and paged from
+//! `attached-kvm`: a guest under KVM without code loaded into its QEMU, tracked and paged from
 //! outside.
 //!
-//! Made for the virtual host: one guest at a time verifies its memory in a memory cgroup of its
-//! own, above a swap device in compressed memory. Once it is in small pages, once in huge ones. The
-//! worker's own code tracks it, has half of its memory paged out, and reads it back. It needs root.
+//! The scenario is made for the virtual host. One guest at a time verifies its memory in a memory
+//! cgroup of its own, above a swap device in compressed memory: first in small pages, then in huge
+//! ones. The worker's own code tracks it, has half of its memory paged out, and reads it back. The
+//! scenario needs root.
 //!
-//! The guest sweeps through what it verifies, so its working set is that size, and what its kernel
-//! touches besides.
+//! The guest sweeps through the memory that it verifies. Its working set is that size, plus the
+//! memory that its kernel touches.
 
 use std::time::Duration;
 
@@ -37,11 +38,11 @@ const SWAP: Bytes = Bytes::mib(256);
 const VERIFIED: Bytes = Bytes::mib(64);
 const WORKLOAD: &str = "verify --mb 64 --rate 16";
 const FILL_LIMIT: Duration = Duration::from_secs(120);
-/// How long tracking has to find out.
+/// Time for tracking to learn the working set.
 const LEARNS: Duration = Duration::from_secs(25);
 const OUT_LIMIT: Duration = Duration::from_secs(60);
 const EVERY: Duration = Duration::from_secs(1);
-/// A part of the half that is to be paged out.
+/// Less than the half that is to be paged out.
 const ENOUGH: Bytes = Bytes::mib(24);
 
 struct Seen {
@@ -70,7 +71,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         };
         let ratio = seen.working_set.as_mib() / VERIFIED.as_mib();
         let note = "working set, of what the guest verifies";
-        // One block in twelve is all that is seen of one in huge pages.
+        // Of a guest in huge pages, tracking samples only one block in twelve.
         add("working_set", ratio, "ratio", note, small_pages.then_some(Target::AtLeast(0.9)));
         let note = "prober and touches";
         add("cost", seen.vcpu_share, "vCPU", note, None);
@@ -130,7 +131,7 @@ fn look(context: &Context, small_pages: bool) -> Result<Seen, LabError> {
     Ok(Seen { working_set, huge_kept, vcpu_share, out, left_out, bad_bytes })
 }
 
-/// Its memory in huge pages.
+/// The guest's memory in huge pages.
 fn huge(machine: &Machine) -> Result<Bytes, LabError> {
     let pieces = private_pieces(machine.process().pid).map_err(std::io::Error::other)?;
     Ok(pieces.iter().map(|piece| piece.huge).sum())

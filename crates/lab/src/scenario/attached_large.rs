@@ -1,11 +1,13 @@
-//! `attached-large`: a guest of 16 GiB into whose QEMU nothing is loaded: how soon its working set
-//! is known, and how fast most of its memory leaves and comes back.
+//! `attached-large`: a guest of 16 GiB without code loaded into its QEMU. The scenario measures
+//! the time until its working set is known, and the speed at which most of its memory is paged out
+//! and read back.
 //!
-//! The guest fills 14 GiB, frees them, and touches 2 GiB from then on. It reports nothing of what
-//! it frees, so its host keeps all of it. The worker's own code tracks it, has all but 4 GiB paged
-//! out to compressed memory, and reads everything back at its release. The memory is in huge pages.
+//! The guest fills 14 GiB, frees them, and touches 2 GiB from then on. It does not report freed
+//! memory, so the host keeps all of it. The worker's own code tracks the guest, has all but 4 GiB
+//! paged out to compressed memory, and reads everything back at its release. The memory is in huge
+//! pages.
 //!
-//! It needs root, and 20 GiB of the host.
+//! The scenario needs root, and 20 GiB of the host's memory.
 
 use std::time::{Duration, Instant};
 
@@ -30,17 +32,17 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const MEMORY: Bytes = Bytes::mib(16 << 10);
 const SWAP: Bytes = Bytes::mib(14 << 10);
 const HOT: Bytes = Bytes::mib(2 << 10);
-/// Less than what the guest has touched once.
+/// Less memory than the guest has touched.
 const FILLED: Bytes = Bytes::mib(13 << 10);
-/// How long it has 14 GiB, without the filling.
+/// The guest has 14 GiB for one second after filling them.
 const WORKLOAD: &str = "random-array --phases 14000:1+2048:86400";
 const KEPT: Bytes = Bytes::mib(4 << 10);
-/// QEMU's own memory grows a little, and the guest's kernel works.
+/// Tolerance, since QEMU's own memory grows a little and the guest's kernel works.
 const SLACK: Bytes = Bytes::mib(64);
 const FILL_LIMIT: Duration = Duration::from_secs(240);
 const KNOWN_BY: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_secs(60);
-/// 30 MiB in a second.
+/// At least 30 MiB a second, for 12 GiB.
 const OUT_LIMIT: Duration = Duration::from_secs(400);
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -101,7 +103,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let overhead = Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
     let began = Instant::now();
     watch.hold(KEPT, overhead.own);
-    // Resident memory decides: from Linux 6.12 on a split of a huge page drops its pages of zeros.
+    // Resident memory is the criterion: from Linux 6.12 on, a split of a huge page drops its pages
+    // of zeros, so they never reach swap.
     let most = KEPT.plus(overhead.own).plus(SLACK);
     lab.wait_for("all but 4 GiB to be paged out", OUT_LIMIT, |_| Ok(counters()?.anonymous < most))?;
     let out = counters()?.swapped;

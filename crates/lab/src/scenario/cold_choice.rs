@@ -1,24 +1,27 @@
-//! `cold-choice`: who chooses better which memory a guest does without? The same guest, doing the
-//! same, is held to the same memory in four ways; its misses are counted, and what it gets done.
+//! `cold-choice`: four ways to choose the memory that a guest does without. The same guest with
+//! the same work is held to the same size in each way. The scenario counts its misses and its
+//! work.
 //!
-//! * **ours**: a group's worker pages out what tracking knows to be untouched for longest;
-//! * **attached**: the same from outside, of a guest without the shim;
-//! * **kernel**: the kernel's own reclaim does, asked for the rest of QEMU's memory cgroup again
-//!   and again, as proactive reclaim does (Weiner 2022, TMO);
-//! * **balloon**: the guest itself does, for its balloon has the rest; it swaps to its own disk.
+//! * **ours**: a group's worker pages out the memory that, by its tracking, is untouched for
+//!   longest;
+//! * **attached**: the worker does so from outside, for a guest without the shim;
+//! * **kernel**: the kernel's own reclaim chooses. It is asked over and over for the excess of
+//!   QEMU's memory cgroup, as in proactive reclaim (Weiner 2022, TMO);
+//! * **balloon**: the guest chooses, for its balloon has the rest; it swaps to its own disk.
 //!
-//! Each is to keep [`KEPT`] percent of what the guest held when it had filled its memory. What
-//! counts is what of guest RAM is in the host's memory: by the kernel's page tables, and what it
-//! has read ahead and keeps unmapped, by QEMU's memory cgroup. What the kernel is to leave, and the
-//! balloon, are adjusted all the time. What QEMU itself needs, and what a guest's balloon leaves
-//! untouched, is thus measured and not guessed. Guest RAM is in small pages: huge ones the kernel
-//! pages out as a whole.
+//! Each way keeps the same size: [`KEPT`] percent of the memory that the guest of **ours** held
+//! once it had filled its memory. The measure is guest RAM in the host's memory: resident pages by
+//! the kernel's page tables, and by QEMU's memory cgroup the pages that the kernel has read ahead
+//! and keeps unmapped. The size that the kernel is asked for, and the balloon, are adjusted all
+//! the time. QEMU's own memory, and memory that the guest's balloon leaves untouched, are thus
+//! measured and not guessed. Guest RAM is in small pages, because the kernel pages out huge ones
+//! as a whole.
 //!
-//! A **miss** is an access that waits for memory that is out. On the host it is a major fault of a
-//! thread of QEMU's, the shim's own threads left out, or a touch of a piece of memory that Overbook
-//! had paged out, whichever are more; in the guest with a balloon it is a major fault of the
-//! guest's, as its kernel tells by the balloon. Misses count by what the guest got done meanwhile:
-//! one that stands still misses nothing.
+//! A **miss** is an access that waits for memory that is out. On the host, misses are the major
+//! faults of QEMU's threads, without the shim's own, or the touches of pieces that Overbook had
+//! paged out; the larger number counts. With a balloon, they are the guest's major faults, which
+//! its kernel reports through the balloon. Misses are set against the guest's work in the same
+//! time: a guest that stands still misses nothing.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -48,9 +51,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// What a guest does. The first two and the last have popular memory, in one place or anywhere; at
-/// full speed they would touch all of it several times in a second, so they have a pace, as a
-/// service has.
+/// Workloads of a guest. `zipf`, `phases` and `kv` have popular memory, in one place or scattered.
+/// At full speed `zipf` and `kv` would touch all of theirs several times in a second, so they run
+/// at the pace of a service.
 const WORKLOADS: [(&str, &str); 4] = [
     ("zipf", "zipf --mb 140 --skew 1.0 --rate 4000"),
     ("phases", "phases --mb 140 --parts 4 --length 10"),
@@ -59,17 +62,17 @@ const WORKLOADS: [(&str, &str); 4] = [
 ];
 
 const RAM: Bytes = Bytes::mib(256);
-/// What is left to a guest of what it holds, in percent.
+/// The share of its memory that a guest keeps, in percent.
 const KEPT: u64 = 50;
 /// A disk as fast as QEMU and the host's page cache are.
 const GUEST_SWAP: Bytes = Bytes::mib(512);
 const ZRAM: Bytes = Bytes::mib(1024);
 const FILL_LIMIT: Duration = Duration::from_secs(120);
-/// With all its memory; the speed of the last of it is what the others are compared to.
+/// Time with all its memory. The speed in the last two thirds of it is the base for comparison.
 const BEFORE: Duration = Duration::from_secs(9);
-/// The way there, in seconds.
+/// Time to reach the size, in seconds.
 const ADJUSTED: u32 = 18;
-/// So many seconds count: one round of the phases. Tracking's cost looks back for thirty.
+/// Measured time in seconds: one round of the phases. Tracking's cost covers the last thirty.
 const MEASURED: u32 = 40;
 const SECOND: Duration = Duration::from_secs(1);
 /// QEMU's name of the guest's balloon.
@@ -104,10 +107,10 @@ struct Counts {
     read_mib: f64,
 }
 
-/// What one guest did.
+/// Results of one guest.
 #[derive(Clone, Copy, Debug)]
 struct Course {
-    /// What it was to have, and what it had in the mean, in MiB.
+    /// Its target size; below, its mean size in MiB.
     wanted: Bytes,
     kept_mib: f64,
     /// Misses, MiB read back, and operations, in a second.
@@ -116,13 +119,13 @@ struct Course {
     speed: f64,
     /// Operations in a second with all its memory.
     speed_before: f64,
-    /// What tracking took of a vCPU.
+    /// Tracking's share of a vCPU.
     cost: f64,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let zram = Zram::new(ZRAM)?;
-    // What is started from here on inherits it.
+    // Processes that are started from here on inherit this.
     disable_transparent_huge_pages(true).map_err(io::Error::from)?;
     let mut rows = Vec::new();
     for (name, command) in WORKLOADS {
@@ -142,12 +145,12 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures(context, &rows))
 }
 
-/// A guest, and who holds it to its size.
+/// A guest, and the worker that holds it to its size, if there is one.
 struct Held {
     way: Way,
     worker: Option<WorkerProcess>,
     lab: Lab,
-    /// The last to go: whoever is in it must have ended.
+    /// The last field, so it is dropped last: its processes must have ended.
     group: MemoryGroup,
 }
 
@@ -158,7 +161,7 @@ impl Held {
             seed: context.seed,
             shim: way == Way::Ours,
             cgroup: Some(group.dir().to_owned()),
-            // All move memory page by page; huge pages would have to be split first.
+            // All ways move single pages; huge pages would have to be split first.
             kernel_options: "transparent_hugepage=never".to_owned(),
             ..MachineSpec::new("guest", "choice", RAM, RAM, command)
         };
@@ -214,15 +217,15 @@ impl Held {
         &self.lab.machines()[0]
     }
 
-    /// What of the guest is in memory, and what QEMU has beside: what the kernel has read of it and
-    /// nobody has touched is the guest's.
+    /// Resident memory of the guest, and QEMU's own. Pages that the kernel has read ahead, and
+    /// that no process has mapped yet, count as the guest's.
     fn memory(&self) -> Result<(Bytes, Bytes), LabError> {
         let pid = self.machine().process().pid;
         let measured = Overhead::measure(pid, &[RAM]).map_err(io::Error::other)?;
         Ok((measured.guest.plus(self.group.unmapped()?), measured.own))
     }
 
-    /// Holds the guest to so much for so many seconds; what it had in the mean, in MiB.
+    /// Holds the guest to `wanted` for `seconds`; returns its mean size in MiB.
     fn keep(&mut self, wanted: Bytes, seconds: u32, lines: &mut Lines) -> Result<f64, LabError> {
         // A balloon follows within a second.
         let period = if self.way == Way::Kernel { SECOND / 10 } else { SECOND };
@@ -236,7 +239,7 @@ impl Held {
         Ok(sum / looks)
     }
 
-    /// Has the guest have so much in the host's memory, or comes nearer to that.
+    /// Brings the guest's resident memory to `wanted`, or nearer to it.
     fn hold(&mut self, wanted: Bytes) -> Result<(), LabError> {
         let (guest, own) = self.memory()?;
         let adjusted = |whole: Bytes| whole.plus(wanted).minus(guest);
@@ -266,13 +269,13 @@ impl Held {
         Ok(Counts { misses: faults.max(self.pieces()), read_mib: Swapped::read()?.in_mib })
     }
 
-    /// What the worker says of the guest.
+    /// The worker's report on the guest.
     fn report(&self) -> Option<VmReport> {
         let report = self.worker.as_ref()?.report()?;
         report.vms.into_values().next()
     }
 
-    /// Pieces of memory that the worker had paged out and that came back.
+    /// Number of pieces of memory that the worker had paged out and that came back.
     fn pieces(&self) -> f64 {
         let pieces = |vm: VmReport| {
             let granule = vm.tracking?.value.granule.0.max(1);
@@ -281,7 +284,7 @@ impl Held {
         self.report().and_then(pieces).unwrap_or(0) as f64
     }
 
-    /// What tracking takes of a vCPU.
+    /// Tracking's share of a vCPU.
     fn cost(&self) -> f64 {
         let tracking = self.report().and_then(|vm| vm.tracking);
         tracking.map_or(f64::NAN, |tracking| tracking.value.cost.vcpu_share)

@@ -1,5 +1,5 @@
 //! `cold-circles`: four busy guests on a host that has 0.6 of the memory that they hold. Does
-//! paging by Overbook cost them more than the kernel's own reclaim alone?
+//! paging by Overbook cost them more than the kernel's reclaim alone?
 //!
 //! All four run in one memory cgroup whose limit is the host's memory, in both arms:
 //!
@@ -34,7 +34,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// Each has the pace of a service; the last sweeps.
+/// Name and workload of each guest. `kv` has the pace of a service; `check` sweeps through its
+/// memory.
 const GUESTS: [(&str, &str); 4] = [
     ("kv", "kv --mb 140 --rate 4000"),
     ("web", "web --mb 140"),
@@ -42,13 +43,13 @@ const GUESTS: [(&str, &str); 4] = [
     ("check", "verify --mb 120"),
 ];
 const RAM: Bytes = Bytes::mib(256);
-/// The share of what they hold that is left to them, in percent.
+/// The share of their memory that the guests keep, in percent.
 const KEPT: u64 = 60;
 const ZRAM: Bytes = Bytes::mib(2048);
 const FILL_LIMIT: Duration = Duration::from_secs(180);
 const ADJUSTED: Duration = Duration::from_secs(40);
 const MEASURED: Duration = Duration::from_secs(60);
-/// How often both are measured, in turn.
+/// Number of rounds; each measures both arms in turn.
 const ROUNDS: u32 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,7 +58,7 @@ enum Way {
     Ours,
 }
 
-/// One round: the guests' work, and the host's.
+/// One arm of a round: the guests' work, and the host's.
 struct Course {
     speeds: Vec<f64>,
     system_s: f64,
