@@ -64,6 +64,6 @@ pub struct Cold {
     pub refault_ns: u64,
     /// Paged out since the worker last connected; memory that is paged out twice counts twice.
     pub paged_out: Bytes,
-    /// The part of it that was touched again or read back.
+    /// The part of `paged_out` that was touched again or read back.
     pub returned: Bytes,
 }

@@ -386,7 +386,7 @@ pub enum Reason {
         /// The largest plausible value.
         limit: Bytes,
     },
-    /// The guest's counters ran backwards (it was rebooted, or it lies).
+    /// The guest's counters ran backwards (it was rebooted, or its statistics are false).
     #[error("its counters ran backwards, as after a reboot: nothing is taken until they settle")]
     CountersWentBack,
     /// The VM is at its floor.

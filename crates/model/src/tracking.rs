@@ -113,7 +113,7 @@ impl fmt::Display for TrackingBudget {
     }
 }
 
-/// The process that tracks and merges a group's memory.
+/// The process that works on the memory of a group's VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerReading {
     /// The process id; `None`: no worker runs now.

@@ -1,7 +1,7 @@
 //! Second-level caches: a group's spare memory holds pages of its data disks (Kim 2014 §4.2.3).
 //!
 //! **Problem.** A guest that reads a disk and does not swap shows no demand, though memory would
-//! help it. And unused surplus lies idle. **Rule.** After all grants, the rest of a group's own
+//! help it. And unused surplus stays idle. **Rule.** After all grants, the rest of a group's own
 //! surplus is its cache's quota, within the memory that the host has left. The cache holds only
 //! clean pages and is dropped at once, so it is the first to give way: memory in caches counts as
 //! available to all other uses ([`crate::headroom`], [`crate::reclaim`]). Where the host has less

@@ -5,7 +5,7 @@
 //! causes another overload. **Rule.** For a VM in sustained overload one VM leaves its host: the
 //! VM itself, or one that has the missing memory; of these, the one with the least memory to
 //! send. The target is the host with most room, if that is enough. Room is memory not given to
-//! its VMs; a host to which a VM is already on its way is no target.
+//! its VMs. A host with an overloaded VM, or to which a VM is already on its way, is no target.
 //!
 //! Nothing is moved until the overload has paged as much as the move will send. Until then it may
 //! end at any moment, and the total cost stays within twice the minimum. One VM at a time leaves

@@ -1,4 +1,4 @@
-//! The handover of a VM between hosts: who writes and does each step, so that the VM runs exactly
+//! The handover of a VM between hosts: the steps of either host, such that the VM runs exactly
 //! once.
 //!
 //! **Problem.** Two daemons move one guest. Either may die at any instant, and so may the network

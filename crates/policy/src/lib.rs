@@ -1,7 +1,7 @@
 //! DECIDE: a pure function from observed state, configuration and memory to actions with reasons.
 //!
 //! [`tick()`] makes all of Overbook's decisions. It runs once a second on the host, in the
-//! simulator over fake guests, and in `overbook plan --from` over exported state, and it is the
+//! simulator over fake guests, and in `overbook plan --from` over exported state, always as the
 //! same function. It touches no outside world, so it cannot fail: it returns a [`model::Plan`],
 //! never an error.
 //!

@@ -3,7 +3,7 @@
 //! A guest may be stuck, rebooted, buggy or hostile, and only its own statistics tell how much
 //! memory it leaves unused. So they are checked against physical limits (no more memory than QEMU
 //! gave it, no swap traffic faster than memory) and against their age. Statistics that fail are
-//! doubted, and no VM is shrunk on doubt. A guest that lies within the limits gains at most its
+//! doubted, and no VM is shrunk on doubt. A guest that lies plausibly gains at most its
 //! group's surplus, up to its own `max`; under `balance` also the memory that others of its group
 //! have above their base. It can lose only its own memory.
 

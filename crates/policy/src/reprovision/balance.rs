@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! every 5 s:  minimise  Σ weightᵢ · (waitsᵢ(sizeᵢ) + movingᵢ(sizeᵢ)),   Σ sizeᵢ ≤ all memory
-//!             each VM goes there: up at once; down by what it has not touched, and a tenth
+//!             each VM moves there: up at once; down by its untouched memory, or by a tenth if more
 //! ```
 //!
 //! The paper counts misses, and searches for the best sizes within −10 and +30 % of each VM's
