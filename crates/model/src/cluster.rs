@@ -1,4 +1,4 @@
-//! Hosts as one pool: what each of them reports, and what is to move.
+//! Hosts as one pool: the report of each host, and the VMs to move.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 use crate::words::maybe_of_others;
 use crate::{Bytes, GroupName, HostName, Reading, Severity, Time, VmName};
 
-/// What a host reports of itself: only what others need to decide.
+/// A host's report: only the data that other hosts need to decide.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostReport {
-    /// Its memory without its reserve.
+    /// The host's memory without its reserve.
     pub memory: Bytes,
-    /// Its VMs that are managed.
+    /// The host's managed VMs.
     pub vms: BTreeMap<VmName, VmReport>,
 }
 
-/// What a host reports of a VM.
+/// A host's report of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
-    /// Its group on this host.
+    /// The VM's group on this host.
     pub group: GroupName,
-    /// What it was promised.
+    /// Memory that the VM was promised.
     pub promised: Bytes,
-    /// What it was given of that.
+    /// Memory that the VM was given of that.
     pub given: Bytes,
     /// How much it is overloaded.
     pub severity: Severity,
-    /// Pages that it has paged since this overload began, in and out.
+    /// Pages paged in and out since this overload began.
     pub paged: u64,
-    /// Why it cannot be moved; `None`: it can.
+    /// Why the VM cannot be moved; `None`: it can.
     #[serde(default, deserialize_with = "maybe_of_others")]
     pub immovable: Option<String>,
 }
@@ -39,33 +39,33 @@ pub struct VmReport {
 pub struct Intent {
     /// Tells one intent of this VM from the next.
     pub generation: u64,
-    /// Where it is.
+    /// The source host.
     pub from: HostName,
-    /// Where it is to be.
+    /// The target host.
     pub to: HostName,
-    /// Its group, on either host: one that has it in another takes no part.
+    /// The VM's group on both hosts. A host that has the VM in another group takes no part.
     pub group: GroupName,
-    /// It is to stay where it is, if it has not left.
+    /// Whether the intent is withdrawn: a VM that has not left stays on its host.
     pub is_withdrawn: bool,
 }
 
 /// All that is known of a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClusterView {
-    /// By host; of one that has lost its lease nothing is known.
+    /// Reports by host; a host that has lost its lease has no report.
     pub hosts: BTreeMap<HostName, Reading<HostReport>>,
-    /// What is under way, by VM, and since when.
+    /// Intents in flight, by VM, each with the time it began.
     pub intents: BTreeMap<VmName, Reading<Intent>>,
 }
 
-/// What is to be done in a pool, and why no more.
+/// The moves to make in a pool, and the reasons for no more.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClusterPlan {
     /// When it was made.
     pub at: Time,
     /// VMs that are to change hosts from now on.
     pub moves: BTreeMap<VmName, Move>,
-    /// Intents that have taken too long: what has not left stays.
+    /// Intents that have taken too long: a VM that has not left stays.
     pub withdrawn: Vec<VmName>,
     /// Why nothing is moved for these VMs, which are in sustained overload.
     pub refusals: BTreeMap<VmName, MoveRefusal>,
@@ -74,15 +74,15 @@ pub struct ClusterPlan {
 /// A VM that is to change hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
-    /// Where it is.
+    /// The source host.
     pub from: HostName,
-    /// Where it is to be.
+    /// The target host.
     pub to: HostName,
-    /// For whom: itself, or one that stays and gets what it had.
+    /// The VM that benefits: the moved VM, or one that stays and gets its memory.
     pub for_whom: VmName,
-    /// What the target has left for it.
+    /// Free memory on the target for the VM.
     pub room: Bytes,
-    /// What moving it costs: so much is sent.
+    /// The cost of the move: the number of bytes sent.
     pub cost: Bytes,
 }
 
@@ -90,47 +90,47 @@ pub struct Move {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "code")]
 pub enum MoveRefusal {
-    /// Two hosts say that it is theirs.
+    /// Two hosts claim the VM.
     #[error("{other} says that it has a VM of this name, too")]
     Claimed {
-        /// Which.
+        /// The other host.
         other: HostName,
     },
     /// Another VM leaves the host.
     #[error("{vm} is leaving this host: one at a time")]
     Leaving {
-        /// Which.
+        /// The VM that leaves.
         vm: VmName,
     },
-    /// Something has left the host, or it has moved, a moment ago.
+    /// Shortly before, a VM has left the host, or this VM has moved.
     #[error(
         "something was moved for it or its host {ago_s} s ago: what that has changed is not known \
          yet"
     )]
     TooSoon {
-        /// So many seconds ago.
+        /// Seconds since that move.
         ago_s: u64,
     },
-    /// What it has paged is less than moving it would send.
+    /// The VM has paged fewer bytes than its move would send.
     #[error("it has paged {paged} in this overload, and to move a VM costs {cost}")]
     NotWorth {
-        /// Since the overload began.
+        /// Bytes paged since the overload began.
         paged: Bytes,
-        /// Of the cheapest move.
+        /// Bytes that the cheapest move sends.
         cost: Bytes,
     },
-    /// Nobody on the host can be moved.
+    /// No VM on the host can be moved.
     #[error(
         "it cannot be moved ({why}), and no other VM on its host that has the missing memory can be"
     )]
     Immovable {
-        /// Why itself cannot.
+        /// Why the overloaded VM itself cannot be moved.
         why: String,
     },
     /// No other host has room.
     #[error("no other host has {needed} left for it")]
     NoTarget {
-        /// What the cheapest move needs.
+        /// Memory that the cheapest move needs.
         needed: Bytes,
     },
 }

@@ -1,4 +1,4 @@
-//! Memory that nobody touches: what is to become of it, and where it is.
+//! Cold memory: how it is handled, and where it is.
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Millis};
 
-/// Whether the host pages out what a group's VMs do not touch.
+/// Whether the host pages out memory that a group's VMs do not touch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ColdSpec {
-    /// It does not; memory leaves a VM by its balloon.
+    /// Never; memory leaves a VM through its balloon.
     #[default]
     Off,
-    /// When somebody needs the memory.
+    /// When another VM or the host needs the memory.
     WhenNeeded,
-    /// Also before that, as long as the VM touches at most so many hundredths of a percent of its
-    /// working set in a minute that were paged out.
+    /// Also ahead of need. The bound is on refaults in a minute, in hundredths of a percent of
+    /// the VM's working set.
     Ahead(u16),
 }
 
 impl ColdSpec {
-    /// The least and the most that can be written, in hundredths of a percent.
+    /// The range that the configuration accepts, in hundredths of a percent.
     pub const RANGE: core::ops::RangeInclusive<u16> = 1..=1000;
 
-    /// Whether the host pages out at all.
+    /// Whether the host pages out memory at all.
     #[must_use]
     pub const fn is_on(self) -> bool {
         !matches!(self, Self::Off)
@@ -41,29 +41,29 @@ impl fmt::Display for ColdSpec {
     }
 }
 
-/// For how long memory was not touched, where that is told.
+/// The idle times for which [`Cold::untouched`] is reported.
 pub const UNTOUCHED_FOR: [Millis; 3] = [Millis::secs(10), Millis::secs(60), Millis::secs(600)];
 
-/// Where one VM's memory is.
+/// The location of one VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cold {
-    /// In memory, and its own: what it shares with others is not counted.
+    /// The VM's own resident memory, without shared pages.
     pub resident: Bytes,
-    /// In the host's swap, QEMU's own memory among it.
+    /// Memory in the host's swap, including QEMU's own memory.
     pub out: Bytes,
-    /// What it is to have resident at most; absent: nothing is to be paged out.
+    /// The limit of resident memory; absent: the host pages nothing out.
     pub target: Option<Bytes>,
-    /// What was not touched for as long as [`UNTOUCHED_FOR`] says, wherever it is.
+    /// Memory that was not touched for the times in [`UNTOUCHED_FOR`], resident or not.
     pub untouched: [Bytes; 3],
-    /// What was paged out and touched again, per second, of late: whole pieces of memory, though
-    /// the kernel reads no more of them than is touched.
+    /// Recent refaults in bytes per second. They count whole pieces of memory, though the kernel
+    /// reads only the touched pages of a piece.
     pub refaulted_per_s: Bytes,
-    /// The same, in pieces of memory: each is a wait.
+    /// Recent refaults in pieces of memory per second: each is a wait.
     pub refaults_per_s: f64,
-    /// What one touch of a page that is out holds its vCPU, in nanoseconds; 0: not measured.
+    /// Stall of a vCPU per touch of a page that is out, in nanoseconds; 0: not measured.
     pub refault_ns: u64,
-    /// Paged out since the worker last connected, again and again.
+    /// Paged out since the worker last connected; memory that is paged out twice counts twice.
     pub paged_out: Bytes,
-    /// Touched again of it, or read back.
+    /// The part of `paged_out` that was touched again or read back.
     pub returned: Bytes,
 }

@@ -1,19 +1,19 @@
-//! Configuration: TOML text in, a [`Spec`] that cannot be wrong out, or every fault at once.
+//! Configuration: from TOML text to a [`Spec`] that cannot be wrong, or to a list of all faults.
 //!
-//! **Problem.** An operator who mends one fault per attempt learns to hate the tool, and one whose
-//! misspelt key is ignored learns it at three in the morning.
+//! **Problem.** An operator who can mend only one fault per attempt loses time, and one whose
+//! misspelt key is ignored learns it in an outage.
 //!
-//! **Idea.** Three steps. [`table`](self) readers walk the parsed tree and note each fault with its
-//! file and line instead of stopping; [`draft`](self) merges the files, each value still knowing
-//! where it was written; [`check`](self) compares the values with each other and makes the `Spec`.
-//! Later files override earlier ones key by key, so a drop-in says only what differs; a list is one
+//! **Idea.** Three steps. [`table`](self) readers walk the parsed tree and note each fault with
+//! its file and line instead of stopping; [`draft`](self) merges the files and keeps the place of
+//! each value; [`check`](self) compares the values with each other and makes the `Spec`. Later
+//! files override earlier ones key by key, so a drop-in holds only the differences. A list is one
 //! value and is replaced whole.
 //!
-//! **Invariants.** Nothing unknown is accepted. No text makes it panic. A `Spec` comes out only
+//! **Invariants.** Nothing unknown is accepted. No text causes a panic. A `Spec` comes out only
 //! when there is no fault. A fault that merely follows from another one (no group has the VM,
 //! because the group's list is broken) is not reported.
 //!
-//! **Leaves out.** Reading files: the caller brings their texts.
+//! **Leaves out.** Reading files: the caller passes their texts.
 
 mod check;
 mod draft;
@@ -29,22 +29,22 @@ use std::path::PathBuf;
 
 use crate::Spec;
 
-/// Where state is kept unless the configuration says otherwise.
+/// The default directory of the daemon's state.
 pub const DEFAULT_STATE: &str = "/var/lib/overbook";
 
-/// What can still be learnt from files with faults.
+/// Settings that can be recovered from files with faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Salvaged {
-    /// `state` in `[host]`, where it is written readably.
+    /// `state` in `[host]`, where it is readable.
     pub state: Option<PathBuf>,
-    /// `socket` in `[api]`, where it is written readably.
+    /// `socket` in `[api]`, where it is readable.
     pub socket: Option<PathBuf>,
-    /// `qmp` in `[host]`, where it is written readably, or its default.
+    /// `qmp` in `[host]`, where it is readable, or its default.
     pub qmp: Vec<String>,
 }
 
-/// Where the daemon keeps its state and answers, by files that may have faults: what was done must
-/// be undone, and the daemon asked, all the same.
+/// Finds the daemon's state and socket in files that may have faults. Changes must be undone, and
+/// the daemon must be reachable, in spite of a faulty file.
 #[must_use]
 pub fn salvage(files: &[(String, String)]) -> Salvaged {
     let mut draft = draft::Draft::default();
@@ -80,8 +80,7 @@ pub fn parse(files: &[(String, String)]) -> Result<Spec, Faults> {
         }
         faults.append(&mut source.into_faults());
     }
-    // What a file with a syntax error meant to say is unknown, so nothing is concluded from its
-    // absence.
+    // A file with a syntax error has unknown content, so nothing is concluded from its absence.
     let spec = if all_parsed { Some(check::finish(draft, &mut faults)) } else { None };
     match spec {
         Some(spec) if faults.is_empty() => Ok(spec),

@@ -1,4 +1,4 @@
-//! Identical pages kept once: what is wanted of a group, and what it has come to for each VM.
+//! Deduplication of identical pages: a group's setting, and the result for each VM.
 
 use std::fmt;
 
@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 
-/// One VM's part in its group's shared pages, since its worker met it.
+/// One VM's part in its group's shared pages since its worker connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dedup {
-    /// What of its memory is shared now.
+    /// Memory of the VM that is shared now.
     pub shared: Bytes,
-    /// Memory that it needs less therefore: of each shared page all but its part, a page among as
-    /// many as share it.
+    /// Memory that the VM saves by sharing. Of a page that `n` VMs share, each VM saves all but
+    /// one `n`th.
     pub saved: Bytes,
-    /// What was merged.
+    /// Memory merged so far.
     pub merged: Bytes,
-    /// Of what was merged, what the guest has written since, and has for itself again.
+    /// Merged memory that the guest has written since and has to itself again.
     pub broken: Bytes,
-    /// Pages of zeros that were dropped: they take no memory until the guest writes to them.
+    /// Zero pages that were dropped: they take no memory until the guest writes to them.
     pub dropped: Bytes,
-    /// How often all of its memory was looked at.
+    /// Number of complete scans of the VM's memory.
     pub passes: u64,
 }
 
 impl Dedup {
-    /// What of the group's pool counts as this VM's: of each shared page its part.
+    /// The VM's part of the group's pool: its share of each shared page.
     #[must_use]
     pub const fn part(&self) -> Bytes {
         self.shared.minus(self.saved)
     }
 }
 
-/// A scan rate: pages looked at in a millisecond.
+/// A scan rate: pages scanned per millisecond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PagesPerMs(pub u32);
 
@@ -42,16 +42,16 @@ impl fmt::Display for PagesPerMs {
     }
 }
 
-/// How a group's identical pages are to be looked for.
+/// How a group's identical pages are searched for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DedupSpec {
-    /// Not at all; what is shared is unshared.
+    /// Never; shared pages are unshared.
     #[default]
     Off,
     /// As fast as the group can afford (Kim 2014, Algorithm 1: Adaptive-CSD).
     Adaptive,
-    /// As fast as the host's CPUs allow, whatever comes of it (Kim 2014 §6.2: Adaptive-C).
+    /// As fast as the host's CPUs allow, regardless of the benefit (Kim 2014 §6.2: Adaptive-C).
     AdaptiveC,
     /// The same, and fast while the group's VMs swap (Kim 2014 §6.2: Adaptive-CS).
     AdaptiveCs,
@@ -60,10 +60,10 @@ pub enum DedupSpec {
 }
 
 impl DedupSpec {
-    /// The least and the most that can be written, in pages per millisecond.
+    /// The range that the configuration accepts, in pages per millisecond.
     pub const RANGE: core::ops::RangeInclusive<u32> = 1..=1000;
 
-    /// Whether identical pages are to be looked for at all.
+    /// Whether identical pages are searched for at all.
     #[must_use]
     pub const fn is_on(self) -> bool {
         !matches!(self, Self::Off)

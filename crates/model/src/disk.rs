@@ -1,70 +1,70 @@
-//! How the disks do that VMs have by NBD.
+//! Statistics of the disks that VMs use by NBD.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 
-/// How one disk does, since the process that serves it began.
+/// Statistics of one disk since the process that serves it started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskReading {
-    /// The layers that it is made of.
+    /// The layers of the disk.
     pub made_of: String,
     /// Reads.
     pub reads: u64,
     /// Bytes read.
     pub read: Bytes,
-    /// Half of the reads took less, in microseconds, to a power of two.
+    /// Median duration of a read in microseconds, rounded up to a power of two.
     pub read_us_median: u64,
-    /// 99 % of the reads took less.
+    /// 99th percentile of the duration of a read in microseconds.
     pub read_us_p99: u64,
     /// Writes.
     pub writes: u64,
     /// Bytes written.
     pub written: Bytes,
-    /// Half of the writes took less, in microseconds, to a power of two.
+    /// Median duration of a write in microseconds, rounded up to a power of two.
     pub write_us_median: u64,
     /// Bytes trimmed.
     pub trimmed: Bytes,
     /// Operations that failed.
     pub errors: u64,
-    /// What it has of repositories; absent: it is a plain file.
+    /// The disk's use of repositories; absent: a plain file.
     pub repositories: Option<RepositoriesReading>,
 }
 
-/// How a group's second-level cache does: pages of data disks in memory that the group has to spare
-/// (Kim 2014 §4.2.3). Totals count since the process that serves its disks began.
+/// Statistics of a group's second-level cache: pages of data disks in the group's spare memory
+/// (Kim 2014 §4.2.3). Counters run since the process that serves the disks started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CacheReading {
-    /// What it may hold now.
+    /// Bytes that the cache may hold now.
     pub capacity: Bytes,
-    /// What it holds.
+    /// Bytes that the cache holds.
     pub held: Bytes,
-    /// Pages that were read from it.
+    /// Pages read from the cache.
     pub hits: u64,
-    /// Pages that were read from disks.
+    /// Pages read from disks.
     pub misses: u64,
-    /// Of all pages that were read, the share that a cache of this size would have held, as SHARDS
-    /// estimates it for LRU; sizes ascend.
+    /// The hit ratio of all page reads for a cache of each size, as SHARDS estimates it for LRU;
+    /// sizes ascend.
     pub curve: Vec<(Bytes, f32)>,
 }
 
-/// What a disk has of repositories.
+/// A disk's use of repositories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepositoriesReading {
-    /// Whether what is written goes there: not while the VM has all the memory that it was started
-    /// with.
+    /// Whether written pages go there. They do not while the VM has all the memory that it was
+    /// started with.
     #[serde(default)]
     pub admits: bool,
-    /// So many are connected.
+    /// Number of connected repositories.
     pub connected: u64,
-    /// What lies there.
+    /// Bytes that the repositories hold.
     pub held: Bytes,
-    /// Reads that they answered.
+    /// Reads that the repositories answered.
     pub reads: u64,
-    /// Reads of what they do not have.
+    /// Reads of pages that the repositories do not have.
     pub misses: u64,
-    /// Reads that they did not answer in time.
+    /// Reads that the repositories did not answer in time.
     pub late: u64,
-    /// Pages that came back changed, old or from another place.
+    /// Pages that came back changed, stale or from another offset.
     pub forged: u64,
 }

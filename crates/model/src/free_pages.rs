@@ -1,4 +1,4 @@
-//! Memory that guests have freed: what is to become of it, and what has.
+//! Memory that guests have freed: the setting for it, and the measured amounts.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 
-/// What becomes of memory that a guest reports free.
+/// The handling of memory that a guest reports free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FreePagesSpec {
-    /// QEMU discards it at once, as it does by itself.
+    /// QEMU discards it at once, as it does by default.
     #[default]
     Off,
-    /// The host takes it when memory is short, and until then the guest may take it back as it is
-    /// (IMR §3).
+    /// The host takes it when memory is short. Until then the guest may reuse it unchanged (IMR
+    /// §3).
     Lazy,
 }
 
 impl FreePagesSpec {
-    /// Whether it is handed over.
+    /// Whether freed memory is handed over to the host.
     #[must_use]
     pub const fn is_lazy(self) -> bool {
         matches!(self, Self::Lazy)
@@ -35,24 +35,23 @@ impl fmt::Display for FreePagesSpec {
     }
 }
 
-/// What one VM has freed, since its worker met it.
+/// Memory that one VM has freed since its worker connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreePages {
-    /// Handed over, and neither taken nor known to be in use again: what of it the guest has taken
-    /// back silently counts until it is looked at.
+    /// Handed over, and neither taken nor known to be in use again. Memory that the guest has
+    /// reused counts until its pages are inspected.
     pub freed: Bytes,
-    /// What the host can take of it without I/O, by the kernel's count of a moment ago
-    /// (`LazyFree`).
+    /// The part that the host can take without I/O, by the kernel's recent count (`LazyFree`).
     pub lazy: Bytes,
-    /// Handed over, again and again.
+    /// Handed over in total; memory that is freed twice counts twice.
     pub handed_over: Bytes,
     /// Taken for the host.
     pub taken: Bytes,
-    /// Dropped by the kernel itself, as far as that was seen.
+    /// Dropped by the kernel itself, where that was observed.
     pub dropped: Bytes,
-    /// Found in use again when it was to be taken.
+    /// Found in use again when it was about to be taken.
     pub taken_back: Bytes,
-    /// Taken, and touched by the guest since, as far as that was seen.
+    /// Taken, and touched by the guest since, where that was observed.
     #[serde(default)]
     pub refaulted: Bytes,
 }

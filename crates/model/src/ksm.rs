@@ -1,5 +1,5 @@
-//! The kernel's own merging of identical pages (KSM), for VMs whose QEMU has no shim: what it is
-//! told, what it has come to, and why it must not.
+//! The kernel's own merging of identical pages (KSM), for VMs whose QEMU has no shim: the order
+//! for it, its state, and the reasons against it.
 
 use std::collections::BTreeMap;
 
@@ -11,97 +11,97 @@ use crate::{Bytes, GroupName, PagesPerMs, VmName};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KsmSpec {
-    /// It writes nothing to KSM, but to put back what it has changed before.
+    /// Overbook writes nothing to KSM, except to restore an earlier change.
     #[default]
     Off,
-    /// It does, where all memory that KSM could merge is of one group.
+    /// Overbook drives KSM where all memory that KSM could merge belongs to one group.
     Drive,
 }
 
-/// A process of the host, VM or not, whose memory KSM may merge, or may for all that is known.
+/// A process of the host, VM or not, whose memory KSM may merge, or whose state is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mergeable {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
     /// The program that it runs.
     pub program: String,
-    /// `None`: it has mergeable memory; else why that is not known.
+    /// `None`: the process has mergeable memory; otherwise why that is unknown.
     pub unknown: Option<String>,
 }
 
-/// What Overbook wants of KSM.
+/// Overbook's order for KSM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KsmOrder {
-    /// Nothing was decided yet.
+    /// No decision yet.
     #[default]
     Undecided,
     /// Merge at this rate.
     Drive(PagesPerMs),
-    /// Look for nothing, and leave merged what is.
+    /// Stop scanning, and leave merged pages merged.
     Rest,
-    /// Be as it was before Overbook.
+    /// Restore the settings from before Overbook.
     PutBack,
 }
 
-/// KSM as it was last seen, and what became of the order.
+/// KSM's latest state, and the outcome of the order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KsmReading {
-    /// What is needed less on the whole host because of it, whoever drives it.
+    /// Memory that the whole host saves by KSM, with Overbook as its driver or not.
     pub saved: Bytes,
-    /// What the merged pages take.
+    /// Memory that the merged pages take.
     pub shared: Bytes,
-    /// Whether Overbook drives it.
+    /// Whether Overbook drives KSM.
     pub is_driven: bool,
-    /// What is wrong with it, or was not put back.
+    /// A fault in KSM's state, or a setting that was not restored.
     pub trouble: Option<String>,
-    /// The groups whose identical pages are to be merged and that have VMs without the shim; each
-    /// with why KSM does not merge those, `None`: it does.
+    /// The groups whose identical pages are to be merged and that have VMs without the shim. Each
+    /// has the reason why KSM does not merge those pages; `None`: KSM merges them.
     pub groups: BTreeMap<GroupName, Option<String>>,
 }
 
 /// Why KSM must not merge.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KsmRefusal {
-    /// The operator has not asked for it.
+    /// The operator has not enabled it.
     #[error("kernel KSM is not driven (`ksm = \"off\"` in [host])")]
     Off,
     /// No VM without the shim is to be merged.
     #[error("no VM needs it")]
     Unneeded,
-    /// It would merge pages of two tenants.
+    /// KSM would merge pages of two tenants.
     #[error("kernel KSM cannot keep groups apart: this host has VMs of {0} and of {1}")]
     TwoGroups(GroupName, GroupName),
-    /// It would merge pages of a VM that nobody has put into the group.
+    /// KSM would merge pages of a VM that belongs to no group.
     #[error("kernel KSM cannot keep groups apart: VM {0} belongs to no group")]
     Stranger(VmName),
-    /// Whose VM it is will only be known when QEMU tells its name.
+    /// The VM's identity is unknown until QEMU tells its name.
     #[error("kernel KSM cannot keep groups apart: QEMU of {0} has not said yet which VM it is")]
     Nameless(VmName),
-    /// It would merge pages of a process that is no VM of the group, as far as anybody knows.
+    /// KSM would merge pages of a process that is not known to be a VM of the group.
     #[error(
         "kernel KSM cannot keep groups apart: process {pid} ({program:?}) has mergeable memory and is no VM \
          that Overbook knows"
     )]
     Process {
-        /// Its process id.
+        /// The process id.
         pid: u32,
         /// The program that it runs.
         program: String,
     },
-    /// It might.
+    /// KSM might merge pages of such a process.
     #[error(
         "kernel KSM cannot keep groups apart: whether process {pid} ({program:?}) has mergeable memory is not \
          known: {why}"
     )]
     Unknown {
-        /// Its process id.
+        /// The process id.
         pid: u32,
         /// The program that it runs.
         program: String,
-        /// What the kernel said.
+        /// The kernel's error.
         why: String,
     },
-    /// Whose memory it would merge is not known.
+    /// The owner of the memory that KSM would merge is unknown.
     #[error("kernel KSM cannot keep groups apart: {0}")]
     Unseen(String),
 }

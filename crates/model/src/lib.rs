@@ -1,12 +1,12 @@
-//! The nouns of Overbook, and nothing that does anything.
+//! The data types of Overbook, without behaviour.
 //!
-//! Everybody talks in these words: the drivers fill a [`HostView`], the policy turns it into a
-//! [`Plan`], the drivers carry the plan out, and the user reads the same [`Reason`]s that the tests
-//! assert. Units are types ([`Bytes`], [`Time`], [`Millis`]), names are types ([`VmName`],
+//! All crates share these types: the drivers fill a [`HostView`], the policy turns it into a
+//! [`Plan`], the drivers carry the plan out, and the user reads the same [`Reason`]s that the
+//! tests assert. Units are types ([`Bytes`], [`Time`], [`Millis`]), names are types ([`VmName`],
 //! [`GroupName`]), and configuration is validated once, into a [`Spec`] that cannot be wrong.
 //!
 //! Architecture invariant: this crate needs no other crate of the workspace and touches neither
-//! clock, file, socket nor thread. Whoever needs one of those implements a port ([`ports`]).
+//! clock, file, socket nor thread. A crate that needs one of those implements a port ([`ports`]).
 
 pub mod cluster;
 pub mod cold;

@@ -1,9 +1,9 @@
-//! Names of VMs and groups, and the patterns that sort the one into the other.
+//! Names of VMs and groups, and the patterns that assign VMs to groups.
 //!
-//! A pattern knows two wildcards, `*` (any run of characters) and `?` (one character). That is
-//! little on purpose: whether two patterns can ever match the same name is then decidable, so
-//! overlapping groups are found when the configuration is read, not when a VM with an unlucky name
-//! appears.
+//! A pattern has two wildcards, `*` (any run of characters) and `?` (one character). Their small
+//! number is deliberate: whether two patterns can match the same name is then decidable. So
+//! overlapping groups are found when the configuration is read, not when a VM with a matching
+//! name appears.
 
 use std::{fmt, str::Chars, sync::Arc};
 
@@ -45,7 +45,7 @@ macro_rules! name {
 }
 
 name! {
-    /// A virtual machine's name, as QEMU (`-name`) or libvirt know it.
+    /// A virtual machine's name in QEMU (`-name`) or libvirt.
     VmName
 }
 name! {
@@ -74,17 +74,17 @@ impl NamePattern {
         &self.0
     }
 
-    /// Whether `name` fits. A name is never read as a pattern, whatever characters it holds.
-    /// A path as a name stands for a socket whose VM has no name that can be believed: it fits
-    /// nothing. Allocates nothing: the policy asks this for every VM and group in every tick.
+    /// Whether the pattern matches `name`. Wildcards in the name are literal characters. A path
+    /// as a name stands for a socket whose VM has no trusted name, and matches nothing. The match
+    /// allocates nothing: the policy runs it for every VM and group in every tick.
     #[must_use]
     pub fn matches(&self, name: &VmName) -> bool {
         if name.as_str().starts_with('/') {
             return false;
         }
         let (mut pattern, mut rest) = (self.0.chars(), name.as_str().chars());
-        // Where to go on when a star has to swallow one more character: it is enough to go back to
-        // the latest star, because an earlier one swallowing more cannot help a later one.
+        // The position to resume from when a star has to match one more character. Only the
+        // latest star is kept, because an earlier one that matches more cannot help a later one.
         let mut retry: Option<(Chars<'_>, Chars<'_>)> = None;
         loop {
             let mut ahead = pattern.clone();
@@ -112,7 +112,7 @@ impl NamePattern {
         }
     }
 
-    /// Whether some name fits both patterns. Cost O(length × length).
+    /// Whether some name matches both patterns. Cost O(length × length).
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let a: Vec<char> = self.0.chars().collect();

@@ -1,4 +1,4 @@
-//! Overload: a VM pages because it was given less memory than it was promised (Williams 2011).
+//! Overload: a VM pages because it has less memory than it was promised (Williams 2011).
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Millis, Reason, VmName};
 
-/// When a VM counts as overloaded, and for how long until that is sustained (Williams 2011 §5).
+/// When a VM is overloaded, and when the overload is sustained (Williams 2011 §5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverloadSpec {
-    /// Paging is measured over so many seconds.
+    /// Length of an interval over which paging is measured, in seconds.
     pub interval_s: u32,
-    /// Overloaded is who pages more than so many pages a second, in and out.
+    /// A VM that pages more than this many pages a second, in and out, is overloaded.
     pub pages_per_s: u32,
-    /// How many of the last intervals are looked at.
+    /// The number of latest intervals that count.
     pub window: u32,
-    /// In how many of those it must be overloaded until that is sustained.
+    /// The number of overloaded intervals among those at which an overload is sustained.
     pub sustained: u32,
 }
 
 impl OverloadSpec {
-    /// The intervals that can be written, in seconds.
+    /// The intervals that the configuration accepts, in seconds.
     pub const INTERVALS_S: core::ops::RangeInclusive<u32> = 2..=300;
-    /// The rates that can be written, in pages a second.
+    /// The rates that the configuration accepts, in pages a second.
     pub const RATES: core::ops::RangeInclusive<u32> = 1..=1_000_000;
-    /// The windows that can be written, in intervals.
+    /// The windows that the configuration accepts, in intervals.
     pub const WINDOWS: core::ops::RangeInclusive<u32> = 2..=60;
 
     /// The length of an interval.
@@ -40,58 +40,58 @@ impl Default for OverloadSpec {
     }
 }
 
-/// How a VM has been overloaded, learned from what it did (Williams 2011 §4.1).
+/// The history of a VM's overloads (Williams 2011 §4.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
-    /// Intervals that were measured.
+    /// Number of measured intervals.
     pub intervals: u64,
-    /// Those of them in transient overloads.
+    /// Number of intervals in transient overloads.
     pub transient: u64,
-    /// Those of them in sustained overloads.
+    /// Number of intervals in sustained overloads.
     pub sustained: u64,
-    /// Transient overloads by their length in intervals: of one, of two, …
+    /// Number of transient overloads by length in intervals: of one, of two, …
     pub lengths: Vec<u32>,
-    /// Sustained overloads.
+    /// Number of sustained overloads.
     pub sustained_overloads: u32,
 }
 
-/// How many VMs of a host were overloaded at once.
+/// Number of VMs of a host that were overloaded at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Together {
-    /// How often there were no VMs in a transient overload, one VM, two, …
+    /// Number of intervals with no VM in a transient overload, with one VM, with two, …
     pub transient: Vec<u64>,
-    /// The same of sustained ones.
+    /// The same for sustained overloads.
     pub sustained: Vec<u64>,
 }
 
-/// What was learned of overloads. The daemon keeps it across restarts.
+/// Learned statistics of overloads. The daemon keeps them across restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Learned {
-    /// Of each VM.
+    /// The history of each VM.
     pub profiles: BTreeMap<VmName, Profile>,
-    /// Of all of them together, once an interval.
+    /// The history of all VMs together, one entry an interval.
     pub together: Together,
 }
 
-/// How much a VM is overloaded.
+/// Severity of a VM's overload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// It is not.
+    /// No overload.
     None,
-    /// For so short a time that other hosts' memory is the remedy.
+    /// So short an overload that other hosts' memory is the remedy.
     Transient,
-    /// For so long that only more memory helps.
+    /// So long an overload that only more memory helps.
     Sustained,
 }
 
-/// What was found of one VM.
+/// The verdict on one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overload {
-    /// How much it is overloaded.
+    /// Severity of the VM's overload.
     pub severity: Severity,
-    /// Pages a second that it paged in the latest interval, in and out.
+    /// Pages paged per second in the latest interval, in and out.
     pub pages_per_s: u64,
-    /// Why this is so.
+    /// The reason for the verdict.
     pub reason: Reason,
 }

@@ -1,7 +1,7 @@
-//! What was decided: the ledgers, one decision per VM, and why.
+//! The decisions of a tick: the ledgers, one decision per VM, and the reasons.
 //!
-//! A plan leaves no choices to whoever carries it out. Its actions hold ids, amounts and the one
-//! precondition that matters (the VM's incarnation); they are idempotent, so repeating one is
+//! A plan leaves no choices to its executor. Its actions hold ids, amounts and the one
+//! precondition that matters (the VM's incarnation). They are idempotent, so repeating one is
 //! harmless.
 
 use std::collections::BTreeMap;
@@ -15,36 +15,36 @@ use crate::{Bytes, GroupName, Mode, Overload, PagesPerMs, Reason, Time, VmLimits
 pub struct Plan {
     /// When it was made.
     pub at: Time,
-    /// Whether its actions are carried out; the scans and the takes are in any case.
+    /// Whether the actions are carried out. Scans and takes always are.
     pub mode: Mode,
     /// Each group's memory.
     pub groups: BTreeMap<GroupName, Ledger>,
-    /// Groups that stay over their budget, with why.
+    /// Groups that stay over their budget, each with the reason.
     #[serde(default)]
     pub over: BTreeMap<GroupName, Reason>,
-    /// What groups lend, by lender; a loan of nothing has just ended.
+    /// Loans by lender; a loan of nothing has just ended.
     #[serde(default)]
     pub loans: BTreeMap<GroupName, Loan>,
-    /// How each group's identical pages are looked for.
+    /// How each group's identical pages are scanned.
     #[serde(default)]
     pub scans: BTreeMap<GroupName, Scan>,
-    /// Of what VMs have freed, what is taken.
+    /// Memory to take of what VMs have freed.
     #[serde(default)]
     pub takes: BTreeMap<VmName, Take>,
-    /// What each group's second-level cache may hold, where a disk of it has one.
+    /// The size of each group's second-level cache, where one of its disks has a cache.
     #[serde(default)]
     pub caches: BTreeMap<GroupName, Quota>,
-    /// Which VMs are overloaded, of those whose paging is known.
+    /// The overloads, of VMs whose paging is known.
     #[serde(default)]
     pub overloads: BTreeMap<VmName, Overload>,
-    /// What happens to each VM, groups together.
+    /// The decision for each VM of all groups.
     pub vms: BTreeMap<VmName, Decision>,
-    /// Something about the host that everybody should know, for example that it is short of memory.
+    /// Host-wide notices, for example that the host is short of memory.
     pub host: Vec<Reason>,
 }
 
 impl Plan {
-    /// What to do, in order: memory is taken before it is handed out.
+    /// The actions in order: takes before grants.
     #[must_use]
     pub fn actions(&self) -> Vec<Action> {
         let mut takes = Vec::new();
@@ -60,19 +60,19 @@ impl Plan {
     }
 }
 
-/// One deed. Ids, amounts and preconditions; nothing is left to choose.
+/// One action: ids, amounts and preconditions. Nothing is left to choose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "verb")]
 pub enum Action {
-    /// Leave the guest of `vm` so much memory.
+    /// Leave the guest of `vm` this much memory.
     Resize {
-        /// Which VM.
+        /// The VM.
         vm: VmName,
-        /// Do nothing if the VM is not in this life any more.
+        /// The incarnation that the action is for: another incarnation is left alone.
         incarnation: u64,
-        /// What the guest may use from now on, or have in memory.
+        /// Memory that the guest may use from now on, or may have resident.
         target: Bytes,
-        /// Who sees to it.
+        /// The means.
         #[serde(default)]
         by: Means,
     },
@@ -82,121 +82,122 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Means {
-    /// Its balloon: the guest chooses what goes, and may use no more.
+    /// The balloon: the guest chooses the pages, and may use no more than the target.
     #[default]
     Balloon,
-    /// The host pages out what the guest does not touch: it may use all, and has so much in memory.
+    /// Paging by the host: the guest may use all its memory, and has `target` resident.
     Paging,
 }
 
-/// What one tick decided about one VM.
+/// The decision for one VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Its group; `None`: not managed.
     pub group: Option<GroupName>,
     /// Its limits; `None`: not managed.
     pub limits: Option<VmLimits>,
-    /// What it is meant to have.
+    /// The memory that the VM should have.
     pub target: Option<Bytes>,
-    /// What changes now.
+    /// The change to make now.
     pub change: Option<Change>,
     /// Why nothing, or not more, was taken or given.
     pub refusals: Vec<Reason>,
-    /// What the latest move by `balance` has saved, of those that show it.
+    /// The saving by the latest move of `balance` that shows its saving.
     #[serde(default)]
     pub outcome: Option<Outcome>,
 }
 
-/// What a move by `balance` was expected to save, and what it did save.
+/// The expected saving of a move by `balance`, and the measured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// When it was decided.
+    /// Time of the decision.
     pub at: Time,
-    /// What the VM was meant to have before …
+    /// The VM's target before the move …
     pub from: Bytes,
     /// … and with it.
     pub to: Bytes,
-    /// Misses per minute that it was expected to save the VM; negative: to cost.
+    /// Misses per minute that the move was expected to save the VM; negative: to cost.
     pub expected: i64,
-    /// Major faults per minute that the VM has had less since; negative: more.
+    /// Major faults per minute that the VM has saved since; negative: more faults.
     pub saved: i64,
 }
 
 /// A change of one VM's memory, with its reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// What is done.
+    /// The action.
     pub action: Action,
     /// Whether it takes memory from the VM.
     pub is_take: bool,
-    /// Whether the same was asked before and is only said again, in case it was lost.
+    /// Whether the action repeats an earlier one that may have been lost.
     pub is_repeat: bool,
     /// Why.
     pub reason: Reason,
 }
 
-/// How a group's identical pages are looked for until the next plan.
+/// How a group's identical pages are scanned until the next plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scan {
-    /// How fast; `None`: not at all, and what is shared is unshared.
+    /// The scan rate; `None`: no scan, and shared pages are unshared.
     pub rate: Option<PagesPerMs>,
     /// Why.
     pub reason: Reason,
-    /// The group that its worker's CPU time is charged to, if not its own: the one that borrows of
+    /// The group that pays for the worker's CPU time, if not its own: the one that borrows from
     /// it.
     #[serde(default)]
     pub payer: Option<GroupName>,
 }
 
-/// Memory that a VM has freed and that is taken until the next plan, what was freed first first
-/// (Wan 2013 §3.3).
+/// Memory that a VM has freed and that is taken until the next plan, the oldest first (Wan 2013
+/// §3.3).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Take {
-    /// So much of what it has freed stays.
+    /// The amount of freed memory that stays.
     pub keep: Bytes,
-    /// Why no more.
+    /// Why no more stays.
     pub reason: Reason,
 }
 
 /// Memory that a group's second-level cache may hold until the next plan (Kim 2014 §4.2.3).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {
-    /// How much.
+    /// The amount.
     pub amount: Bytes,
-    /// Why so much.
+    /// The reason for the amount.
     pub reason: Reason,
 }
 
-/// Idle surplus of one group that serves another until the next plan (Kim 2014 §7.1).
+/// Idle surplus of one group that another may use until the next plan (Kim 2014 §7.1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loan {
-    /// Who may use it.
+    /// The group that may use it.
     pub borrower: GroupName,
-    /// How much; nothing: it ends with this plan.
+    /// The amount; zero: the loan ends with this plan.
     pub amount: Bytes,
-    /// Why so much.
+    /// The reason for the amount.
     pub reason: Reason,
 }
 
 /// One group's memory, in physical bytes (Kim 2014 §4.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// What the tenant pays for.
+    /// Memory that the tenant pays for.
     pub budget: Bytes,
-    /// What its VMs occupy on the host.
+    /// Memory that the group's VMs occupy on the host.
     pub used: Bytes,
-    /// Granted above base and not touched yet: it will be used, so it is not handed out twice.
+    /// Granted above base and not touched yet: it will be used, so it is not granted twice.
     pub promised: Bytes,
     /// Kept back for bursts.
     pub reserve: Bytes,
-    /// What another group may use of its budget for now.
+    /// The part of the budget that another group may use for now.
     #[serde(default)]
     pub lent: Bytes,
-    /// What it may use of other groups' budgets for now.
+    /// The part of other groups' budgets that this group may use for now.
     #[serde(default)]
     pub borrowed: Bytes,
-    /// `budget + borrowed − lent − used − promised − reserve`: what can be handed out.
+    /// `budget + borrowed − lent − used − promised − reserve`: the memory that can be granted.
     pub surplus: Bytes,
-    /// What must come back: how far `used + promised` exceeds `budget + borrowed − lent`.
+    /// The memory that must come back: the excess of `used + promised` over `budget + borrowed −
+    /// lent`.
     pub deficit: Bytes,
 }

@@ -1,39 +1,40 @@
 //! The outside world, as the loop sees it: three narrow traits.
 //!
-//! The daemon implements them with QMP and `/proc`, the simulator with fake guests. None of them
-//! waits: `Sense` answers with the latest that is known (each reading has an age), `Act` only hands
-//! the deed over. So one stuck QEMU never delays the loop, and the loop is the same everywhere.
+//! The daemon implements them with QMP and `/proc`, the simulator with fake guests. No trait
+//! blocks: `Sense` returns the latest known state (each reading has an age), and `Act` only hands
+//! the action over. So one stuck QEMU never delays the loop, and daemon and simulator share the
+//! loop.
 
 use std::collections::BTreeMap;
 
 use crate::{Action, GroupName, HostView, Plan, Scan, Take, Time, VmName};
 
-/// Answers with what is known now.
+/// Returns the current state.
 pub trait Sense {
-    /// The latest view. Never waits.
+    /// The latest view. Never blocks.
     fn view(&mut self) -> HostView;
 }
 
-/// Takes deeds to be done.
+/// Accepts actions to carry out.
 pub trait Act {
-    /// Hands over one action. Never waits; failure shows in a later view.
+    /// Hands over one action. Never blocks; a later view shows a failure.
     fn act(&mut self, action: &Action);
 
-    /// Hands over how a group's identical pages are looked for from now on, and at whose cost. A
-    /// world that has nobody to look for them has nothing to do.
+    /// Hands over how a group's identical pages are scanned from now on, and the group that pays.
+    /// An implementation without a scanner does nothing.
     fn scan(&mut self, _group: &GroupName, _scan: &Scan) {}
 
-    /// Hands over what is taken of what VMs have freed, from now on: from those that are not named
-    /// nothing is.
+    /// Hands over how much is taken of the memory that VMs have freed, from now on. From a VM
+    /// that is not named, nothing is taken.
     fn take(&mut self, _takes: &BTreeMap<VmName, Take>) {}
 
-    /// Hands the plan over to who serves the VMs' disks: what their caches may hold, and who has
-    /// what it was promised.
+    /// Hands the plan to the processes that serve the VMs' disks: cache sizes, and which VMs have
+    /// the memory that they were promised.
     fn tell_disks(&mut self, _plan: &Plan) {}
 }
 
-/// Tells the time.
+/// A clock.
 pub trait Clock {
-    /// Now, on the host's boot clock.
+    /// The current time on the host's boot clock.
     fn now(&self) -> Time;
 }

@@ -1,4 +1,4 @@
-//! Why: one enum for every action and every refusal, with the words that everybody reads.
+//! The reason for every action and every refusal, in one enum, with its message to users.
 //!
 //! CLI, API, log and dashboard print [`Reason`]'s `Display`; tests assert the variant. A reason
 //! holds the figures that led to it, because "not enough memory" without the amount explains
@@ -12,7 +12,7 @@ pub use signs::{KillSign, Pressure, StatField};
 
 use crate::{Bytes, Millis, VmName};
 
-/// Why something was done, or was not.
+/// The reason why something was done or not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "code")]
 pub enum Reason {
@@ -20,7 +20,7 @@ pub enum Reason {
     /// The `demand` policy hands out surplus.
     #[error("it is short of memory ({sign}) and the group has {surplus} to hand out")]
     Demand {
-        /// What shows the demand.
+        /// The sign of the demand.
         sign: Pressure,
         /// The group's surplus before this grant.
         surplus: Bytes,
@@ -28,13 +28,13 @@ pub enum Reason {
     /// `balance` moves memory to where it saves most.
     #[error("expected to save {saves} page faults a minute")]
     Balance {
-        /// Misses per minute.
+        /// Page faults saved per minute.
         saves: u64,
     },
     /// `fair` or `entitlement` move a VM towards its share.
     #[error("its share of the group's surplus is {share}")]
     Share {
-        /// Its share, above base.
+        /// The VM's share, above base.
         share: Bytes,
     },
     /// A guest below base is under pressure.
@@ -42,9 +42,9 @@ pub enum Reason {
         "it is under pressure ({pressure}) with less than its guaranteed {base}: all of it back at once"
     )]
     GiveBack {
-        /// What shows the pressure.
+        /// The sign of the pressure.
         pressure: Pressure,
-        /// Its base.
+        /// The VM's base.
         base: Bytes,
     },
     /// A guest below base sends no statistics that can be trusted.
@@ -52,44 +52,43 @@ pub enum Reason {
         "its statistics cannot be relied on and it has less than its guaranteed {base}: all of it back at once"
     )]
     BlindGiveBack {
-        /// Its base.
+        /// The VM's base.
         base: Bytes,
     },
-    /// A guest without swap takes memory faster than what was left to it allows.
+    /// A guest without swap takes memory faster than its margin allows.
     #[error(
         "it is not known to have swap, has {available} available, and needs {margin}: what was taken from it comes back"
     )]
     Returned {
-        /// By the guest's own estimate.
+        /// Available memory by the guest's own estimate.
         available: Bytes,
-        /// Its margin of available memory.
+        /// The guest's margin of available memory.
         margin: Bytes,
     },
     /// A guest's kernel has killed a program.
     #[error("{sign}: its base and what was taken from it come back at once")]
     KilledGiveBack {
-        /// The sign of it.
+        /// The sign of the kill.
         sign: KillSign,
     },
-    /// From now on the host pages out what the VM does not touch.
+    /// From now on the host pages out memory that the VM does not touch.
     #[error("the host pages out what it does not touch from now on; its balloon is deflated")]
     Paged,
-    /// It has memory that it did not touch for a minute, and little of what was paged out comes
-    /// back.
+    /// The VM has memory that it did not touch for a minute, and its refaults are few.
     #[error("{spare} idle for 60 s; {refaults} of refaults a minute")]
     Ahead {
-        /// Beyond what it keeps in any case.
+        /// Idle memory beyond the VM's margin.
         spare: Bytes,
-        /// In a minute.
+        /// Refaults in a minute.
         refaults: Bytes,
     },
-    /// More of what was paged out comes back than the group allows.
+    /// The VM refaults more memory than its group allows.
     #[error("it touched {more} of what was paged out in a minute, more than its group allows")]
     Returns {
-        /// In a minute.
+        /// Refaults in a minute.
         more: Bytes,
     },
-    /// The host has not got what the balloon took.
+    /// The host has not received the memory that the balloon took.
     #[error(
         "its balloon holds {withheld} that the host has not got back: what was taken goes back to the guest"
     )]
@@ -97,71 +96,73 @@ pub enum Reason {
         /// Counted on the host beyond what the balloon leaves the guest.
         withheld: Bytes,
     },
-    /// Nobody in the group needs what was taken any more.
+    /// No VM of the group needs the taken memory any more.
     #[error("no VM of the group needs the rest of its guaranteed {base} any more")]
     Restore {
-        /// Its base.
+        /// The VM's base.
         base: Bytes,
     },
 
-    /// What nobody needs serves as the group's second-level cache.
+    /// Memory that no VM needs serves as the group's second-level cache.
     #[error("the group has {surplus} that no VM needs now")]
     Spare {
-        /// What is left of its surplus.
+        /// The rest of the group's surplus.
         surplus: Bytes,
     },
-    /// Nothing is left for the group's second-level cache.
+    /// No memory is left for the group's second-level cache.
     #[error("the group has nothing to spare")]
     NothingSpare,
 
     // --- whether a VM is overloaded -----------------------------------------------------------
-    /// It pages little.
+    /// The VM pages little.
     #[error("it pages {pages_per_s} pages a second, and an overload is more than {above}")]
     OverloadNone {
-        /// In the latest interval, in and out.
+        /// Pages a second in the latest interval, in and out.
         pages_per_s: u64,
-        /// More than so many are an overload.
+        /// More pages a second than this are an overload.
         above: u64,
     },
-    /// It pages much, and has all that it was promised.
+    /// The VM pages much with all the memory that it was promised.
     #[error(
         "it pages {pages_per_s} pages a second with all the memory that it was promised: it needs \
          a larger `max`"
     )]
     OverloadItsOwn {
-        /// In the latest interval, in and out.
+        /// Pages a second in the latest interval, in and out.
         pages_per_s: u64,
     },
-    /// It is overloaded, and that may end soon.
+    /// The VM is overloaded, and that may end soon.
     #[error(
         "it was overloaded in {intervals} of its last {window} intervals; {sustained} of them \
          would make it sustained{}", learned(*learned_from)
     )]
     OverloadTransient {
-        /// Overloaded ones among the last ones.
+        /// Overloaded intervals in the window.
         intervals: u32,
-        /// So many are looked at.
+        /// Length of the window in intervals.
         window: u32,
-        /// From so many on it is sustained.
+        /// The number of overloaded intervals at which an overload is sustained.
         sustained: u32,
-        /// Transient overloads that the two were learned from; 0: they are configured.
+        /// The number of transient overloads from which `window` and `sustained` were learned; 0:
+        /// they are configured.
         learned_from: u32,
     },
-    /// It is overloaded, and there is no end of it.
+    /// The VM is overloaded, and the overload lasts.
     #[error(
         "it was overloaded in {intervals} of its last {window} intervals of {seconds} s, with more \
          than {above} pages a second: no transient overload{}", learned(*learned_from)
     )]
     OverloadSustained {
-        /// Overloaded ones among the last ones.
+        /// Overloaded intervals in the window.
         intervals: u32,
-        /// So many are looked at.
+        /// Length of the window in intervals.
         window: u32,
         /// Length of an interval.
         seconds: u32,
-        /// More than so many pages a second are an overload.
+        /// More pages a second than this are an overload.
         above: u64,
-        /// Transient overloads that the window was learned from; 0: it is configured.
+        /// The number of transient overloads from which the window was learned; 0: it is
+        /// configured.
         learned_from: u32,
     },
 
@@ -169,29 +170,29 @@ pub enum Reason {
     /// The group occupies more than its budget.
     #[error("the group is {deficit} over its budget: grants come back, the cheapest first")]
     Deficit {
-        /// How much over.
+        /// The excess.
         deficit: Bytes,
     },
-    /// The host is short, and what VMs have freed is taken from this group first, for it occupies
-    /// more than its budget.
+    /// The host is short. Memory that VMs have freed is taken from this group first, because it
+    /// occupies more than its budget.
     #[error(
         "the host needs memory, and its group is {deficit} over its budget: what it has freed is taken first"
     )]
     FreedOverBudget {
-        /// How much over.
+        /// The excess.
         deficit: Bytes,
     },
-    /// What VMs have freed is taken, for the host would be short without it.
+    /// Memory that VMs have freed is taken, because the host would be short without it.
     #[error(
         "without what VMs have freed the host has {left} left, less than {wanted}: as much is taken, the oldest first"
     )]
     FreedHostShort {
         /// `MemAvailable` without what has been freed.
         left: Bytes,
-        /// What there is to be.
+        /// Memory that should be available.
         wanted: Bytes,
     },
-    /// What VMs have freed is taken, for the host's tasks wait for memory.
+    /// Memory that VMs have freed is taken, because the host's tasks wait for memory.
     #[error(
         "the host's tasks wait for memory for {percent} % of the time: what VMs have freed is taken"
     )]
@@ -212,9 +213,9 @@ pub enum Reason {
     /// Idle memory moves to a VM that swaps.
     #[error("it leaves {free} unused while {needed_by} is short of memory")]
     Idle {
-        /// What its guest has free.
+        /// Free memory in the guest.
         free: Bytes,
-        /// Who needs it.
+        /// The VM that needs it.
         needed_by: VmName,
     },
     /// `balance` moves memory to where it saves more.
@@ -227,30 +228,30 @@ pub enum Reason {
         /// Misses per minute that the group's round saves in all.
         saves: u64,
     },
-    /// What a move by `balance` has saved.
+    /// The saving by a move of `balance`.
     #[error("expected to save it {expected} misses a minute, this saved {saved}")]
     Saved {
-        /// Misses per minute; negative: it was to cost so many.
+        /// Misses saved per minute; negative: the move was expected to cost misses.
         expected: i64,
-        /// Major faults per minute that it had less afterwards; negative: more.
+        /// Major faults per minute that the VM had less afterwards; negative: more.
         saved: i64,
     },
-    /// All that may be touched does not fit below a limit of QEMU's cgroup.
+    /// The guest may touch more memory than a limit of QEMU's cgroup allows.
     #[error(
         "its QEMU's cgroup {cgroup} may have {limit}, and {over} more than that may be touched there: its grant comes back"
     )]
     CgroupExceeded {
         /// The cgroup.
         cgroup: String,
-        /// Its limit.
+        /// The cgroup's limit.
         limit: Bytes,
-        /// How much more may be touched.
+        /// The excess.
         over: Bytes,
     },
-    /// Its balloon is above its maximum.
+    /// The VM's balloon is above the VM's maximum.
     #[error("it holds more than its maximum of {max}")]
     AboveMax {
-        /// Its maximum.
+        /// The VM's maximum.
         max: Bytes,
     },
 
@@ -260,9 +261,9 @@ pub enum Reason {
     Lend {
         /// The borrower's VM that is shortest.
         needed_by: VmName,
-        /// What shows it.
+        /// The sign of the shortage.
         sign: Pressure,
-        /// What the lender can lend in all.
+        /// The amount that the lender can lend in all.
         idle: Bytes,
     },
     /// A loan stands.
@@ -274,7 +275,7 @@ pub enum Reason {
     /// The lender's idle surplus fell.
     #[error("the lender has only {idle} left idle")]
     LoanCut {
-        /// What it can still lend.
+        /// The amount that the lender can still lend.
         idle: Bytes,
     },
     /// The lender needs its memory.
@@ -282,10 +283,10 @@ pub enum Reason {
     LoanRecalled {
         /// The lender's VM that is short.
         needed_by: VmName,
-        /// What shows it.
+        /// The sign of the shortage.
         sign: Pressure,
     },
-    /// One of the two groups has withdrawn its consent, or is no more.
+    /// One of the two groups has withdrawn its consent, or no longer exists.
     #[error("one of the two groups takes no part in lending any more (`lend = true`)")]
     LoanNotConsented,
 
@@ -296,78 +297,78 @@ pub enum Reason {
     /// The group's `dedup` is a number.
     #[error("the configuration fixes the rate")]
     ScanFixed,
-    /// CPU time is left over.
+    /// CPU time is spare.
     #[error("the host's CPUs are {busy_percent} % busy, so scanning slows no VM")]
     CpuIdle {
-        /// How busy they were in the last period.
+        /// CPU utilization in the last period.
         busy_percent: u8,
     },
     /// CPU time is short, and memory is not.
     #[error("the host's CPUs are {busy_percent} % busy, and nothing calls for scanning faster")]
     CpuBusy {
-        /// How busy they were in the last period.
+        /// CPU utilization in the last period.
         busy_percent: u8,
     },
-    /// The same, for all that is known.
+    /// CPU utilization is unknown, and memory is not short.
     #[error("how busy the host's CPUs are is not known, and nothing calls for scanning faster")]
     CpuUnknown,
     /// CPU time is short, but memory is shorter.
     #[error("its VMs swap {swapped}/s, and memory is missed more than CPU time")]
     ScanForSwapping {
-        /// What its VMs swap per second, in and out.
+        /// Bytes that the group's VMs swap per second, in and out.
         swapped: Bytes,
     },
-    /// The same, and scanning helps.
+    /// CPU time is short, but memory is shorter, and scanning helps.
     #[error("its VMs swap {swapped}/s, and scanning saves {saved}/s")]
     ScanProductive {
-        /// What its VMs swap per second, in and out.
+        /// Bytes that the group's VMs swap per second, in and out.
         swapped: Bytes,
-        /// What was merged per second beyond what was written again.
+        /// Bytes merged per second, less merged bytes that were written again.
         saved: Bytes,
     },
-    /// The same, but it helps too little to be worth more.
+    /// Memory is shorter than CPU time, but scanning helps too little for a faster rate.
     #[error("its VMs swap {swapped}/s, but scanning saves only {saved}/s")]
     ScanSlow {
-        /// What its VMs swap per second, in and out.
+        /// Bytes that the group's VMs swap per second, in and out.
         swapped: Bytes,
-        /// What was merged per second beyond what was written again.
+        /// Bytes merged per second, less merged bytes that were written again.
         saved: Bytes,
     },
-    /// The same, but it does not help.
+    /// Memory is shorter than CPU time, but scanning does not help.
     #[error("its VMs swap {swapped}/s, but scanning saves nothing")]
     ScanUnproductive {
-        /// What its VMs swap per second, in and out.
+        /// Bytes that the group's VMs swap per second, in and out.
         swapped: Bytes,
     },
 
     // --- why not -------------------------------------------------------------------------------
-    /// The VM fits no group's pattern.
+    /// No group's pattern matches the VM.
     #[error("no group's pattern matches it: it is watched, not managed")]
     NoGroup,
     /// QEMU does not answer.
     #[error("QEMU does not answer: {why}")]
     Unreachable {
-        /// The link's state.
+        /// The reason in the link's state.
         why: String,
     },
     /// The VM has no working balloon.
     #[error("its balloon cannot be used: {why}")]
     NoBalloon {
-        /// What is missing.
+        /// The missing part.
         why: String,
     },
-    /// A migration is under way, or may be.
+    /// A migration is active, or may be.
     #[error("it is being migrated: its memory is left alone until that has ended")]
     Migrating,
     /// The guest's statistics are too old to act on.
     #[error("its statistics are {age} old; nothing is taken on statistics older than {limit}")]
     StaleStats {
-        /// Their age.
+        /// The statistics' age.
         age: Millis,
         /// The limit.
         limit: Millis,
     },
-    /// It is paged, and nothing is known of it just now.
+    /// The host pages this VM, and the worker's report is missing.
     #[error("no report from its worker: memory is not reclaimed without one")]
     NotPaged,
     /// The guest sends no statistics.
@@ -378,112 +379,112 @@ pub enum Reason {
         "its statistics cannot be true ({field} is {value}, which exceeds {limit}): nothing is taken on them"
     )]
     ImplausibleStats {
-        /// Which one.
+        /// The field.
         field: StatField,
-        /// What it says.
+        /// The field's value.
         value: Bytes,
-        /// What it may say at most.
+        /// The largest plausible value.
         limit: Bytes,
     },
-    /// The guest's counters ran backwards (it was rebooted, or it lies).
+    /// The guest's counters ran backwards (it was rebooted, or its statistics are false).
     #[error("its counters ran backwards, as after a reboot: nothing is taken until they settle")]
     CountersWentBack,
-    /// The VM has no more to give.
+    /// The VM is at its floor.
     #[error("it is down to {floor}, below which nothing is taken from it")]
     AtFloor {
-        /// Its minimum, or its base where that is protected.
+        /// The VM's minimum, or its base where that is protected.
         floor: Bytes,
     },
-    /// The VM may have no more.
+    /// The VM is at its maximum.
     #[error("it is at its maximum of {max}")]
     AtMax {
-        /// Its maximum.
+        /// The VM's maximum.
         max: Bytes,
     },
     /// The guest is short of memory itself.
     #[error("it is under pressure itself ({pressure})")]
     UnderPressure {
-        /// What shows it.
+        /// The sign of the pressure.
         pressure: Pressure,
     },
-    /// A guest without swap keeps what it uses, and what it may come to use.
+    /// A guest without swap keeps the memory that it uses, and a margin for growth.
     #[error(
         "it is not known to have swap: of the {lasting} that it left unused for a minute, and the {available} available, it keeps {margin}"
     )]
     Swapless {
-        /// Left free for as long as that counts.
+        /// Memory that the guest left free for the observation period.
         #[serde(default)]
         lasting: Bytes,
-        /// By the guest's own estimate.
+        /// Available memory by the guest's own estimate.
         #[serde(default)]
         available: Bytes,
-        /// Its margin of available memory.
+        /// The guest's margin of available memory.
         #[serde(default)]
         margin: Bytes,
     },
-    /// Nothing lasting is known of a guest without swap yet.
+    /// A guest without swap has not been observed for long enough.
     #[error(
         "it is not known to have swap and has been watched for {ago} only: what it left unused for {needed} can be taken"
     )]
     NotWatched {
-        /// Since its statistics came without a gap.
+        /// Time for which statistics have come without a gap.
         ago: Millis,
-        /// How long they must.
+        /// The required time.
         needed: Millis,
     },
     /// A guest's kernel has killed a program.
     #[error("{sign}: nothing is taken from it for {wait}")]
     Killed {
-        /// The sign of it.
+        /// The sign of the kill.
         sign: KillSign,
-        /// Until memory may be taken from it again.
+        /// Time until memory may be taken from the VM again.
         wait: Millis,
     },
-    /// A group occupies more than its budget, and its VMs need what they have.
+    /// A group occupies more than its budget, and its VMs need their memory.
     #[error(
         "the group is {deficit} over its budget and stays so: its VMs need what they have, and nothing more is taken"
     )]
     StaysOver {
-        /// How much over.
+        /// The excess.
         deficit: Bytes,
     },
     /// The guest has no idle memory.
     #[error("it uses what it has: {free} free, of which {margin} stay with it")]
     NothingIdle {
-        /// What the guest has free.
+        /// Free memory in the guest.
         free: Bytes,
-        /// What it keeps in any case.
+        /// The guest's margin.
         margin: Bytes,
     },
-    /// A shrink failed lately.
+    /// A recent shrink failed.
     #[error("taking memory from it failed {failures} times in a row; next try in {wait}")]
     BackOff {
-        /// How often in a row.
+        /// Consecutive failures.
         failures: u32,
-        /// Until the next try.
+        /// Time until the next try.
         wait: Millis,
     },
     /// The guest has not been calm for long enough.
     #[error("it has been seen calm for {ago} only; memory is taken after {needed} of calm")]
     NotCalm {
-        /// Since it was last under pressure or not to be believed, or first seen at all.
+        /// Time since the guest was first seen, or last under pressure or implausible.
         ago: Millis,
-        /// How long it must be calm.
+        /// The required time of calm.
         needed: Millis,
     },
-    /// The operator has just let Overbook act.
+    /// The operator has just enabled enforcement.
     #[error(
         "nothing is taken for another {left}: the mode was changed to `enforce`, or Overbook was \
          resumed, a moment ago"
     )]
     Grace {
-        /// Until something may be taken.
+        /// Time until memory may be taken.
         left: Millis,
     },
     /// An earlier change is still being carried out.
     #[error("its memory is on its way to {target}, or its statistics do not show it yet")]
     InFlight {
-        /// Where it is going.
+        /// The target of that change.
         target: Bytes,
     },
     /// The balloon does not move.
@@ -491,48 +492,48 @@ pub enum Reason {
         "uncooperative: its balloon stands at {actual} and has not moved towards {target} for {stuck}; next try in {wait}"
     )]
     Uncooperative {
-        /// Where it stands.
+        /// The balloon's size.
         actual: Bytes,
-        /// Where it should be.
+        /// The balloon's target.
         target: Bytes,
-        /// For how long it has not moved.
+        /// Time for which the balloon has not moved.
         stuck: Millis,
-        /// When it is asked again.
+        /// Time until the next try.
         wait: Millis,
     },
-    /// The host does not get what the balloon takes.
+    /// The host does not receive the memory that the balloon takes.
     #[error(
         "its balloon gives the host nothing back ({amount} of what it took were still occupied; locked, pinned or preallocated memory stays); next try in {wait}"
     )]
     GivesNothingBack {
-        /// Counted on the host beyond what the balloon left the guest.
+        /// Memory counted on the host beyond the balloon's size.
         amount: Bytes,
-        /// Until the next try.
+        /// Time until the next try.
         wait: Millis,
     },
-    /// Somebody else moved the balloon.
+    /// Another program moved the balloon.
     #[error("another program moved its balloon from {target} to {actual}: left alone for {wait}")]
     MovedByOthers {
-        /// Where it stands.
+        /// The balloon's size.
         actual: Bytes,
-        /// Where it was put.
+        /// The last target that Overbook set.
         target: Bytes,
-        /// For how long it is left alone.
+        /// Time for which the balloon is left alone.
         wait: Millis,
     },
     /// The group has nothing to hand out.
     #[error("it is short of memory ({sign}) but its group has nothing to hand out")]
     NoSurplus {
-        /// What shows the demand.
+        /// The sign of the demand.
         sign: Pressure,
     },
-    /// `balance` has better use for the group's memory.
+    /// `balance` uses the group's memory better elsewhere.
     #[error("it is short of memory, but what others have of the group's saves more misses there")]
     BestElsewhere,
-    /// The group takes part in lending, but nobody lends.
+    /// The group takes part in lending, but no group lends.
     #[error("no group that lends has anything idle for it")]
     NoLender,
-    /// The host has nothing to hand out.
+    /// The host has no memory to hand out.
     #[error("the host has {available} left; {reserve} of it are never handed out")]
     HostReserve {
         /// `MemAvailable`.
@@ -540,7 +541,7 @@ pub enum Reason {
         /// The reserve.
         reserve: Bytes,
     },
-    /// No more fits below a limit of QEMU's cgroup.
+    /// A limit of QEMU's cgroup leaves no room for more memory.
     #[error(
         "its QEMU's cgroup {cgroup} may have {limit} and has {used}: what its guest may still touch fits below that, and no more"
     )]
@@ -549,10 +550,10 @@ pub enum Reason {
         cgroup: String,
         /// Its limit.
         limit: Bytes,
-        /// Memory that is charged there.
+        /// Memory that is charged to the cgroup.
         used: Bytes,
     },
-    /// The host's own memory could not be read lately.
+    /// The host's own memory could not be read recently.
     #[error("the host's own memory was not readable lately: nothing is handed out")]
     HostUnknown,
     /// The operator paused Overbook.

@@ -1,7 +1,7 @@
-//! What the operator wants, validated: it cannot be wrong any more.
+//! The operator's configuration, validated: it cannot be wrong any more.
 //!
-//! A [`Spec`] is only made by [`crate::config`], which reports every fault at once. A VM's limits
-//! hold `min ≤ base ≤ max` after [`Spec::limits_of`], whatever the VM's real size is.
+//! Only [`crate::config`] makes a [`Spec`], and reports every fault at once. A VM's limits
+//! satisfy `min ≤ base ≤ max` after [`Spec::limits_of`], for any real size of the VM.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,21 +18,21 @@ use crate::{
 pub struct Spec {
     /// Host-wide settings.
     pub host: HostSpec,
-    /// What Overbook may do, by mechanism.
+    /// The mode of each mechanism.
     pub modes: Modes,
-    /// Where and to whom the API answers.
+    /// The addresses of the API, and the access to it.
     pub api: ApiSpec,
-    /// When a VM is overloaded.
+    /// The thresholds of overload.
     #[serde(default)]
     pub overload: OverloadSpec,
-    /// The pool of hosts that this one belongs to.
+    /// The pool that this host belongs to.
     #[serde(default)]
     pub pool: Option<PoolSpec>,
     /// Tenants.
     pub groups: BTreeMap<GroupName, GroupSpec>,
-    /// VMs with settings of their own.
+    /// VMs with their own settings.
     pub vms: BTreeMap<VmName, VmSpec>,
-    /// Disks that VMs have by NBD, by name.
+    /// Disks that VMs use by NBD, by name.
     #[serde(default)]
     pub disks: BTreeMap<String, DiskSpec>,
 }
@@ -40,70 +40,70 @@ pub struct Spec {
 /// Host-wide settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSpec {
-    /// Memory of the host that is never handed out; `None`: 5 % of the host's memory.
+    /// Host memory that is never handed out; `None`: 5 % of the host's memory.
     pub reserve: Option<Bytes>,
     /// Globs of the QMP sockets through which VMs are found.
     pub qmp: Vec<String>,
-    /// Where history and the record of what to undo are kept.
+    /// The directory of history and of the record of changes to undo.
     pub state: PathBuf,
-    /// Whether the kernel's KSM is driven for VMs without the shim.
+    /// Whether Overbook drives the kernel's KSM for VMs without the shim.
     #[serde(default)]
     pub ksm: KsmSpec,
-    /// Whether VMs are found by their processes, too, and those of no group are tracked from
+    /// Whether VMs are also found by their processes, and VMs of no group are tracked from
     /// outside.
     #[serde(default)]
     pub attach: AttachSpec,
 }
 
-/// A pool of hosts that take each other's VMs in.
+/// A pool of hosts that move VMs between each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolSpec {
-    /// What it is called.
+    /// The pool's name.
     pub name: String,
-    /// What this host is called in it.
+    /// This host's name in the pool.
     pub host: HostName,
-    /// Where the members of etcd answer.
+    /// The addresses of the etcd members.
     pub etcd: Vec<String>,
     /// Directory of `ca-cert.pem`, `client-cert.pem` and `client-key.pem`; `None`: without TLS.
     pub tls: Option<PathBuf>,
-    /// Where this host receives VMs; `None`: it takes none in.
+    /// Where this host receives VMs; `None`: it receives none.
     pub receive: Option<ReceiveSpec>,
     /// VMs that may be moved.
     pub movable: Vec<NamePattern>,
-    /// What a migration may take of the network, a second.
+    /// Largest bandwidth of a migration, per second.
     pub bandwidth: Bytes,
-    /// How long a guest may stand still while it is moved.
+    /// Largest downtime of a guest during a migration.
     pub downtime: Millis,
-    /// After so long a guest leaves at once, and what it lacks there follows.
+    /// Time after which a guest is switched over to postcopy.
     pub precopy: Millis,
-    /// For how long nothing else leaves a host that a VM has left, and the VM stays.
+    /// Time after a move during which no other VM leaves the source host, and the moved VM stays.
     pub rest: Millis,
 }
 
 /// How a host receives VMs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReceiveSpec {
-    /// Where its QEMUs listen for guests.
+    /// The address at which the host's QEMUs listen for guests.
     pub address: core::net::IpAddr,
-    /// Is given a VM's name, and starts a QEMU for it that waits for its guest (`-incoming defer
-    /// -S`).
+    /// A program that gets a VM's name and starts a QEMU that waits for the guest (`-incoming
+    /// defer -S`).
     pub command: PathBuf,
 }
 
 impl PoolSpec {
-    /// The downtimes that can be written, in milliseconds.
+    /// The downtimes that the configuration accepts, in milliseconds.
     pub const DOWNTIMES_MS: core::ops::RangeInclusive<u32> = 1..=10_000;
-    /// How long guests can be sent while they run, in seconds.
+    /// The lengths of precopy that the configuration accepts, in seconds.
     pub const PRECOPIES_S: core::ops::RangeInclusive<u32> = 1..=3_600;
-    /// 1 Gbit/s.
+    /// The default bandwidth: 1 Gbit/s.
     pub const BANDWIDTH: Bytes = Bytes(125_000_000);
-    /// QEMU's own.
+    /// The default downtime: QEMU's own.
     pub const DOWNTIME: Millis = Millis(300);
-    /// For how long hosts and VMs can rest after a move, in seconds.
+    /// The rests after a move that the configuration accepts, in seconds.
     pub const RESTS_S: core::ops::RangeInclusive<u32> = 1..=86_400;
-    /// Three times the shortest sustained overload.
+    /// The default rest: three times the shortest sustained overload.
     pub const REST: Millis = Millis::secs(240);
-    /// As long as most overloads last.
+    /// The default length of precopy: the duration of most overloads.
     pub const PRECOPY: Millis = Millis::secs(60);
 }
 
@@ -112,20 +112,20 @@ impl PoolSpec {
 pub struct ApiSpec {
     /// The unix socket.
     pub socket: PathBuf,
-    /// `address:port`, only together with a token.
+    /// `address:port`, accepted only together with a token.
     pub tcp: Option<core::net::SocketAddr>,
-    /// File that holds the bearer token for TCP.
+    /// The file that holds the bearer token for TCP.
     pub token_file: Option<PathBuf>,
 }
 
-/// What a mechanism may do.
+/// The actions allowed to a mechanism.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Measure only.
     #[default]
     Observe,
-    /// Plan and show it, but touch nothing.
+    /// Plan and show the plan, but change nothing.
     Recommend,
     /// Carry the plan out.
     Enforce,
@@ -144,12 +144,13 @@ pub struct Modes {
 pub enum Policy {
     /// Evenly.
     Fair,
-    /// In proportion to what each VM contributed.
+    /// In proportion to each VM's contribution.
     Entitlement,
     /// To the VMs that swap.
     #[default]
     Demand,
-    /// All of the group's memory to where it saves the most misses (Wang 2016 §4).
+    /// By value: the group's memory goes to the VMs where it saves the most misses (Wang 2016
+    /// §4).
     Balance,
 }
 
@@ -158,89 +159,89 @@ pub enum Policy {
 pub struct GroupSpec {
     /// How the surplus is shared out.
     pub policy: Policy,
-    /// Which VMs belong to it, among those of which root has said that they do.
+    /// The VMs that belong to the group, among those that root has assigned to it.
     pub vms: Vec<NamePattern>,
-    /// The users that its QEMUs run as, by name or number; none: that is not said.
+    /// The users that the group's QEMUs run as, by name or number; empty: not configured.
     #[serde(default, rename = "uid", skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<String>,
-    /// Memory that the tenant pays for; `None`: the sum of its VMs' base.
+    /// Memory that the tenant pays for; `None`: the sum of the VMs' base.
     pub budget: Option<Bytes>,
-    /// Limits of its VMs, where a VM has none of its own.
+    /// Limits of VMs that have none of their own.
     pub limits: LimitsSpec,
-    /// What tracking may take from each of its VMs.
+    /// The budget of tracking for each VM.
     #[serde(default)]
     pub tracking: TrackingBudget,
-    /// Whether those without the shim are tracked from outside.
+    /// Whether VMs without the shim are tracked from outside.
     #[serde(default)]
     pub attach: AttachSpec,
-    /// How identical pages of its VMs are looked for.
+    /// How identical pages of the group's VMs are searched for.
     #[serde(default)]
     pub dedup: DedupSpec,
-    /// Files of shared-pages tables: what its VMs' pages are likely to be.
+    /// Files of shared-pages tables: likely contents of the VMs' pages.
     #[serde(default, rename = "static", skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<PathBuf>,
-    /// What becomes of memory that its VMs free.
+    /// The handling of memory that the group's VMs free.
     #[serde(default)]
     pub free_pages: FreePagesSpec,
-    /// Whether the host pages out what its VMs do not touch.
+    /// Whether the host pages out memory that the group's VMs do not touch.
     #[serde(default)]
     pub cold: ColdSpec,
-    /// Whether its idle surplus may serve other groups that consent too, and theirs may serve it.
+    /// Whether the group lends idle surplus to other groups that consent too, and borrows theirs.
     #[serde(default)]
     pub lend: bool,
 }
 
-/// Limits as written; what is not written follows from the VM.
+/// Limits as written; a missing limit follows from the VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitsSpec {
-    /// Never less than this; not written: `base`, so the VM is never shrunk below it.
+    /// Lower bound; absent: `base`, so the VM is never shrunk below it.
     pub min: Option<Bytes>,
-    /// Guaranteed; not written: all the RAM that the VM has.
+    /// Guaranteed memory; absent: all the RAM of the VM.
     pub base: Option<Bytes>,
-    /// Never more than this; not written: all the RAM that the VM has.
+    /// Upper bound; absent: all the RAM of the VM.
     pub max: Option<Bytes>,
 }
 
-/// One VM's own settings.
+/// Settings of one VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
-    /// Limits that go before the group's.
+    /// Limits that override the group's.
     pub limits: LimitsSpec,
-    /// Whether the guest has swap. Not written: taken to have none until it is seen swapping.
+    /// Whether the guest has swap; absent: the guest counts as one without swap until it swaps.
     pub swap: Option<bool>,
-    /// How much its misses count where memory is balanced.
+    /// The weight of the VM's misses where memory is balanced.
     #[serde(default)]
     pub share: ShareSpec,
 }
 
-/// A disk that a VM has by NBD: what `overbook disks` makes its export of.
+/// A disk that a VM uses by NBD: the configuration of an export of `overbook disks`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSpec {
-    /// Whose it is; its group's process serves it.
+    /// The VM that uses the disk. The process of the VM's group serves it.
     pub vm: VmName,
-    /// Where its content lies on this host.
+    /// The file with the disk's content on this host.
     pub file: PathBuf,
-    /// Its size: whole pages.
+    /// The disk's size, a multiple of the page size.
     pub size: Bytes,
-    /// Repositories that hold its pages as well, `host:port`; none: it is a plain file.
+    /// Repositories that also hold the disk's pages, as `host:port`; empty: a plain file.
     pub repositories: Vec<String>,
-    /// Directory of the certificates for these; `None`: without TLS.
+    /// The directory of the certificates for the repositories; `None`: without TLS.
     pub tls: Option<PathBuf>,
-    /// Whether pages that were read from it may lie in its group's cache: a data disk.
+    /// Whether the group's cache may hold pages that were read from the disk: a data disk.
     #[serde(default)]
     pub cache: bool,
-    /// Processes that may have it at a time: one, except where a VM migrates within its host.
+    /// The number of concurrent clients: one, except where a VM migrates within its host.
     #[serde(default = "DiskSpec::one")]
     pub shared: u32,
-    /// For experiments: each read of the file takes so many microseconds longer, one after the
-    /// other, as on a disk with one head.
+    /// For experiments: an extra delay of each read of the file in microseconds. Delayed reads
+    /// are serialized, as on a disk with one head.
     pub read_delay_us: u32,
 }
 
 impl DiskSpec {
-    /// The delays that can be written, in microseconds.
+    /// The delays that the configuration accepts, in microseconds.
     pub const READ_DELAYS_US: core::ops::RangeInclusive<u32> = 0..=1_000_000;
-    /// How many processes may have a disk at a time, as it can be written.
+    /// The numbers of concurrent clients that the configuration accepts.
     pub const SHARED: core::ops::RangeInclusive<u32> = 1..=8;
 
     const fn one() -> u32 {
@@ -248,20 +249,20 @@ impl DiskSpec {
     }
 }
 
-/// How much one VM's misses count against others' where memory is balanced.
+/// The weight of one VM's misses against those of other VMs where memory is balanced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareSpec {
-    /// Its misses count so many times.
+    /// Factor by which the VM's misses are multiplied.
     pub weight: u32,
-    /// VMs of a higher priority have what saves them misses before those of a lower one get
-    /// anything.
+    /// VMs of a higher priority get the memory that saves them misses before VMs of a lower one
+    /// get any.
     pub priority: u8,
 }
 
 impl ShareSpec {
-    /// The weights that can be written.
+    /// The weights that the configuration accepts.
     pub const WEIGHTS: core::ops::RangeInclusive<u32> = 1..=1000;
-    /// The priorities that can be written.
+    /// The priorities that the configuration accepts.
     pub const PRIORITIES: core::ops::RangeInclusive<u8> = 0..=9;
 }
 
@@ -271,19 +272,20 @@ impl Default for ShareSpec {
     }
 }
 
-/// A VM's limits as they apply: `min ≤ base ≤ max ≤ ram`.
+/// A VM's effective limits: `min ≤ base ≤ max ≤ ram`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmLimits {
-    /// Never less.
+    /// Lower bound.
     pub min: Bytes,
-    /// Guaranteed; what the VM holds above it is a grant.
+    /// Guaranteed memory; memory above it is a grant.
     pub base: Bytes,
-    /// Never more.
+    /// Upper bound.
     pub max: Bytes,
 }
 
 impl VmLimits {
-    /// The limits of the same VM with so much more memory that is all its own.
+    /// The same limits with `more` memory added to `base` and `max`, for memory that is the VM's
+    /// alone.
     #[must_use]
     pub const fn plus(self, more: Bytes) -> Self {
         Self { min: self.min, base: self.base.plus(more), max: self.max.plus(more) }
@@ -291,7 +293,8 @@ impl VmLimits {
 }
 
 impl Spec {
-    /// The group that `vm` belongs to. At most one: overlapping patterns were refused.
+    /// The group that `vm` belongs to. There is at most one, because overlapping patterns are
+    /// refused.
     #[must_use]
     pub fn group_of(&self, vm: &VmName) -> Option<(&GroupName, &GroupSpec)> {
         self.groups.iter().find(|(_, group)| group.vms.iter().any(|p| p.matches(vm)))
@@ -304,25 +307,25 @@ impl Spec {
             .filter(move |(_, disk)| self.group_of(&disk.vm).is_some_and(|(own, _)| own == group))
     }
 
-    /// Whether pages of a disk of `group` may lie in memory that the group has to spare.
+    /// Whether the group's spare memory may hold pages of one of its disks.
     #[must_use]
     pub fn has_cache(&self, group: &GroupName) -> bool {
         self.disks_of(group).any(|(_, disk)| disk.cache)
     }
 
-    /// Where the disk of this name is to be reached.
+    /// The socket of the disk with this name.
     #[must_use]
     pub fn disk_socket(&self, disk: &str) -> PathBuf {
         self.disk_directory().join(format!("{disk}.sock"))
     }
 
-    /// Where the sockets of disks lie: beside the API's.
+    /// The directory of the disks' sockets, next to the API's socket.
     #[must_use]
     pub fn disk_directory(&self) -> PathBuf {
         self.runtime_directory().join("disks")
     }
 
-    /// Where all lies that is gone with the host's next start: beside the API's socket.
+    /// The directory of files that do not survive a reboot: the directory of the API's socket.
     #[must_use]
     pub fn runtime_directory(&self) -> &Path {
         self.api.socket.parent().unwrap_or(&self.api.socket)
@@ -335,7 +338,7 @@ impl Spec {
         own.or(group.limits).resolve(ram)
     }
 
-    /// What the operator says about the swap of `vm`.
+    /// The operator's setting for swap of `vm`.
     #[must_use]
     pub fn swap_of(&self, vm: &VmName) -> Option<bool> {
         self.vms.get(vm).and_then(|v| v.swap)
@@ -343,7 +346,7 @@ impl Spec {
 }
 
 impl LimitsSpec {
-    /// These limits, and `other`'s where these say nothing.
+    /// These limits, with `other`'s for missing ones.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -353,8 +356,8 @@ impl LimitsSpec {
         }
     }
 
-    /// The limits that apply to a VM with `ram`: nothing exceeds what QEMU can give. Of a
-    /// VM that was never reached (`ram` is zero) only what is written is known.
+    /// The limits that apply to a VM with `ram`: nothing exceeds the memory that QEMU can give. A
+    /// VM whose QEMU never answered has a `ram` of zero: then only written limits are known.
     #[must_use]
     pub fn resolve(self, ram: Bytes) -> VmLimits {
         let ram = if ram.is_zero() { self.max.or(self.base).unwrap_or_default() } else { ram };

@@ -1,11 +1,11 @@
-//! What a VM's memory is worth to it: its working set, its miss-ratio curve, and what it cost to
-//! know.
+//! The value of a VM's memory: its working set, its miss-ratio curve, and the cost of tracking
+//! them.
 //!
-//! A reference is a piece of memory touched in a tenth of a second, counted once; a curve says
-//! which share of the references would miss with less memory under LRU (Mattson). All of it is
-//! measured from outside the guest, so no guest can make its working set look different but by
-//! touching memory. What lies in the guest's swap is seen by nobody but the guest: it is added to
-//! the working set as its own statement, and said apart.
+//! A reference is a piece of memory touched in a tenth of a second, counted once. A curve gives
+//! the share of references that would miss with less memory under LRU (Mattson). All of it is
+//! measured from outside the guest, so a guest can change its working set only by touching
+//! memory. Only the guest sees its swap: the swapped amount is added to the working set by the
+//! guest's own count, and is reported separately.
 
 use std::fmt;
 
@@ -13,38 +13,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, GroupName};
 
-/// Most points that a curve is passed on with.
+/// The largest number of points in a reported curve.
 pub const MOST_CURVE_POINTS: usize = 64;
 
 /// Whether VMs without the shim are tracked from outside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttachSpec {
-    /// Each one that can be.
+    /// Every VM that can be tracked.
     #[default]
     On,
-    /// None.
+    /// No VM.
     Off,
 }
 
 /// One VM's memory as tracking sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tracking {
-    /// The working set, `swapped` included; `None`: not seen for long enough yet.
+    /// The working set, `swapped` included; `None`: too short an observation.
     pub working_set: Option<Bytes>,
-    /// What of it lies in the guest's swap, by the guest's own count.
+    /// The part of the working set in the guest's swap, by the guest's own count.
     pub swapped: Bytes,
-    /// The miss-ratio curve, by growing memory; at most [`MOST_CURVE_POINTS`].
+    /// The miss-ratio curve in ascending order of memory; at most [`MOST_CURVE_POINTS`] points.
     pub curve: Vec<CurvePoint>,
-    /// References per second: times a miss ratio, the misses per second.
+    /// References per second. Multiplied by a miss ratio, they give misses per second.
     pub references_per_s: f64,
-    /// The piece of memory that is referenced at once; 0: a page.
+    /// The size of the piece of memory that one reference touches; 0: a page.
     #[serde(default)]
     pub granule: Bytes,
-    /// It is seen from outside, through so much of its memory; `None`: by its shim, all of it.
+    /// The amount of memory through which the VM is sampled from outside; `None`: its shim sees
+    /// all of it.
     #[serde(default)]
     pub seen_through: Option<Bytes>,
-    /// What tracking has taken from the VM.
+    /// The cost of tracking for the VM.
     pub cost: TrackingCost,
 }
 
@@ -57,34 +58,34 @@ pub struct CurvePoint {
     pub miss_ratio: f64,
 }
 
-/// What tracking takes from a VM, as measured.
+/// The measured cost of tracking for a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrackingCost {
-    /// Traps, in the last half minute.
+    /// Traps per second in the last half minute.
     pub traps_per_s: f64,
     /// Traps since the worker last connected to this VM's shim.
     pub traps: u64,
-    /// For how long they held the guest's threads, in microseconds.
+    /// The time for which those traps stopped the guest's threads, in microseconds.
     #[serde(default)]
     pub held_us: u64,
     /// Share of one vCPU's time that tracking took in the last half minute: the time for which
-    /// traps held the guest's threads, and CPU time of worker and shim. It is of when the report
-    /// was made, also where the rest of the reading is older.
+    /// traps stopped the guest's threads, and the CPU time of worker and shim. It is always
+    /// current as of the report, even where the rest of the reading is older.
     pub vcpu_share: f64,
 }
 
-/// What tracking may take from each VM.
+/// The budget of tracking for each VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrackingBudget {
-    /// Nothing: it is off.
+    /// Tracking is off.
     Off,
-    /// At most so many hundredths of a percent of one vCPU's time.
+    /// At most this many hundredths of a percent of one vCPU's time.
     BasisPoints(u16),
 }
 
 impl TrackingBudget {
-    /// The least and the most that can be written, in hundredths of a percent.
+    /// The range that the configuration accepts, in hundredths of a percent.
     pub const RANGE: core::ops::RangeInclusive<u16> = 10..=1000;
 
     /// The share of one vCPU's time; `None`: off.
@@ -112,29 +113,29 @@ impl fmt::Display for TrackingBudget {
     }
 }
 
-/// The process that does a group's work on its VMs' memory.
+/// The process that works on the memory of a group's VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerReading {
-    /// Its process; `None`: none runs now.
+    /// The process id; `None`: no worker runs now.
     pub pid: Option<u32>,
     /// CPU time that the group's workers have used since the daemon started, in microseconds.
     pub cpu_us: u64,
-    /// What it occupies.
+    /// Memory that the worker occupies.
     pub resident: Bytes,
-    /// How often one had to be started again.
+    /// Number of restarts.
     pub restarts: u64,
-    /// Why the last one ended, or what it lacks.
+    /// Why the last worker ended, or which feature it lacks.
     pub last_error: Option<String>,
-    /// What the group's pool of shared pages takes.
+    /// Memory that the group's pool of shared pages takes.
     #[serde(default)]
     pub pool: Bytes,
-    /// Pages that the group's shared-pages tables name.
+    /// Number of pages in the group's shared-pages tables.
     #[serde(default)]
     pub known_pages: u64,
     /// Why these tables are of no use.
     #[serde(default)]
     pub why_not_known: Option<String>,
-    /// The group that its CPU time is charged to now, if not its own.
+    /// The group that pays for the worker's CPU time now, if not its own.
     #[serde(default)]
     pub payer: Option<GroupName>,
 }

@@ -1,7 +1,7 @@
 //! Amounts with their units in the type, so that no bare integer crosses a module border.
 //!
-//! Sizes are bytes and are written with a binary unit by people (`"512MiB"`). A size without a unit
-//! is refused: `base = 512` has cost somebody an outage in every tool that accepted it. Arithmetic
+//! Sizes are bytes; people write them with a binary unit (`"512MiB"`). A size without a unit is
+//! refused, because `base = 512` is ambiguous and has caused outages in other tools. Arithmetic
 //! saturates: an absurd reading from a hostile guest may give an absurd sum, never a wrap or a
 //! panic.
 
@@ -20,7 +20,7 @@ const UNITS: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 impl Bytes {
-    /// No memory at all.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
     /// `n` binary megabytes.
@@ -33,13 +33,13 @@ impl Bytes {
         Self(n.saturating_mul(1 << 10))
     }
 
-    /// Difference, or zero where `other` is larger.
+    /// The difference, or zero where `other` is larger.
     #[must_use]
     pub const fn minus(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// Sum, at most `u64::MAX`.
+    /// The sum, at most `u64::MAX`.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
@@ -61,19 +61,19 @@ impl Bytes {
         self.share(n, 100)
     }
 
-    /// Rounded down to whole mebibytes: what a balloon is asked for, so that targets read well.
+    /// Rounds down to whole mebibytes. Balloon targets are rounded so that they read well.
     #[must_use]
     pub const fn floor_mib(self) -> Self {
         Self(self.0 & !((1 << 20) - 1))
     }
 
-    /// Whether nothing is left.
+    /// Whether the amount is zero.
     #[must_use]
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
 
-    /// In mebibytes, for charts and tables.
+    /// The amount in mebibytes, for charts and tables.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a chart needs three digits")]
     pub fn as_mib(self) -> f64 {
@@ -98,10 +98,10 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Why a text is no size. The message says what would be valid.
+/// Why a text is not a size. The message says what would be valid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SizeError {
-    /// A number stands alone.
+    /// A number without a unit.
     #[error("`{0}` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)")]
     NoUnit(String),
     /// Neither a number nor a known unit.
@@ -151,7 +151,7 @@ impl Millis {
         Self(n * 1000)
     }
 
-    /// This length `n` times over, saturating.
+    /// `n` times this length, saturating.
     #[must_use]
     pub const fn times(self, n: u64) -> Self {
         Self(self.0.saturating_mul(n))
@@ -171,8 +171,8 @@ impl fmt::Display for Millis {
     }
 }
 
-/// A moment: milliseconds on the host's boot clock (it does not jump, and a restarted daemon goes
-/// on reading the same one).
+/// A time in milliseconds on the host's boot clock, which does not jump and continues across
+/// restarts of the daemon.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -180,13 +180,13 @@ impl fmt::Display for Millis {
 pub struct Time(pub u64);
 
 impl Time {
-    /// How long ago `earlier` was; zero when it lies ahead.
+    /// Time since `earlier`; zero when `earlier` is in the future.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Millis {
         Millis(self.0.saturating_sub(earlier.0))
     }
 
-    /// The moment `length` later.
+    /// The time `length` later.
     #[must_use]
     pub const fn after(self, length: Millis) -> Self {
         Self(self.0.saturating_add(length.0))

@@ -1,8 +1,8 @@
-//! What was seen of the host and its VMs: plain data in which every reading carries its moment.
+//! Observed state of the host and its VMs: plain data in which every reading carries its time.
 //!
-//! A view never hides ignorance. What could not be read is `None` or a [`Link`] with its reason,
-//! and what was read long ago says so: the policy decides what is too old. Everything here can be
-//! written out and read back (`overbook plan --export`), which is how a puzzling host becomes a
+//! A view never hides missing data. A value that could not be read is `None` or a [`Link`] with
+//! its reason. An old value carries its age: the policy decides which values are too old. All of
+//! it can be exported and read back (`overbook plan --export`), so that a host's state becomes a
 //! test.
 
 use std::collections::BTreeMap;
@@ -27,18 +27,18 @@ pub struct HostView {
     /// Each group's second-level cache, where the process of its disks answers.
     #[serde(default)]
     pub caches: BTreeMap<GroupName, Reading<CacheReading>>,
-    /// The kernel's own merging of identical pages; `None`: the kernel has none, or it was not read
-    /// yet.
+    /// The kernel's own merging of identical pages; `None`: not supported by the kernel, or not
+    /// read yet.
     #[serde(default)]
     pub ksm: Option<Reading<KsmReading>>,
 }
 
-/// A value and when it was true.
+/// A value and the time at which it was true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading<T> {
-    /// What was read.
+    /// The value read.
     pub value: T,
-    /// When it was true (not: when it arrived).
+    /// The time at which it was true (not: at which it arrived).
     pub at: Time,
 }
 
@@ -48,13 +48,13 @@ impl<T> Reading<T> {
         Self { value, at }
     }
 
-    /// How old the reading is.
+    /// Age of the reading.
     pub const fn age(&self, now: Time) -> Millis {
         now.since(self.at)
     }
 }
 
-/// The host as `/proc/meminfo`, `/proc/pressure/memory` and `/proc/stat` tell it.
+/// The host according to `/proc/meminfo`, `/proc/pressure/memory` and `/proc/stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostReading {
     /// `MemTotal`.
@@ -65,85 +65,85 @@ pub struct HostReading {
     pub swap_total: Bytes,
     /// `SwapFree`.
     pub swap_free: Bytes,
-    /// What memory a swapped byte takes: 0 where swap is on disks, less than 1 where it is
-    /// compressed in memory.
+    /// Memory that a swapped byte takes: 0 with swap on disks, less than 1 with swap compressed
+    /// in memory.
     #[serde(default)]
     pub swap_cost: f32,
-    /// Share of the last 10 s in which some task waited for memory, in percent; `None` where the
+    /// Share of the last 10 s in which some task waited for memory, in percent; `None`: the
     /// kernel has no PSI.
     pub psi_some_avg10: Option<f32>,
     /// Share of the last 10 s in which every task waited for memory, in percent.
     pub psi_full_avg10: Option<f32>,
-    /// Share of its CPUs' time that was used since the reading before, 0 to 1; `None`: not known.
+    /// Share of CPU time used since the previous reading, 0 to 1; `None`: unknown.
     #[serde(default)]
     pub cpu_busy: Option<f32>,
 }
 
-/// What is known of one VM.
+/// The known state of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmView {
-    /// Tells one life of a VM from the next under the same name. Actions carry it, so that what was
-    /// decided about the dead is never done to the newborn.
+    /// Distinguishes two VMs that have the same name one after the other. Actions carry it, so
+    /// that a decision about the old VM never applies to the new one.
     pub incarnation: u64,
     /// QEMU's process, where it is known.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// Whether QEMU talks to us.
+    /// Whether QEMU answers.
     pub link: Link,
-    /// Guest RAM that the balloon reaches, as it is now: base memory and DIMMs. At most the memory
-    /// that the kernel sees mapped by QEMU.
+    /// Guest RAM that the balloon can change, at its current size: base memory and DIMMs. At most
+    /// the memory that QEMU has mapped according to the kernel.
     pub ram: Bytes,
-    /// DIMMs among it that were plugged while the guest ran: limits that are written are of a VM
-    /// without them.
+    /// The part of `ram` in DIMMs that were plugged while the guest ran. Configured limits apply
+    /// to the VM without them.
     #[serde(default)]
     pub hotplugged: Bytes,
     /// Memory of devices that the balloon does not count (NVDIMM, virtio-pmem, virtio-mem, SGX
     /// EPC). The host backs this and `ram`.
     #[serde(default)]
     pub devices: Bytes,
-    /// The balloon's size as the device reports it: what the guest may use. `None`: no balloon
-    /// device, or a guest without its driver (see [`VmView::limits`]).
+    /// The balloon's size as the device reports it: memory that the guest may use. `None`: no
+    /// balloon device, or a guest without its driver (see [`VmView::limits`]).
     pub balloon: Option<Reading<Bytes>>,
-    /// Whether the guest's driver takes memory back by itself before its kernel kills a program
-    /// (`deflate-on-oom`); `None`: not known, or no balloon device.
+    /// Whether the guest's driver deflates the balloon by itself before its kernel kills a
+    /// program (`deflate-on-oom`); `None`: unknown, or no balloon device.
     #[serde(default)]
     pub deflates_on_oom: Option<bool>,
-    /// The guest's own statistics; hostile input until the policy has checked them.
+    /// The guest's own statistics; untrusted input until the policy has checked them.
     pub stats: Option<Reading<GuestStats>>,
-    /// Physical memory that the guest occupies on the host, page tables and its part of the group's
-    /// shared pages included, QEMU's own and what it has freed excluded.
+    /// Physical memory that the guest occupies on the host. It includes page tables and the VM's
+    /// part of the group's shared pages, and excludes QEMU's own memory and freed memory.
     pub used: Option<Reading<Bytes>>,
-    /// What QEMU occupies beside its guest, as it was last measured.
+    /// QEMU's own memory without the guest's, at the last measurement.
     #[serde(default)]
     pub own: Option<Bytes>,
-    /// Whether a migration is under way.
+    /// Whether a migration is active.
     pub migration: Migration,
-    /// Why QEMU refuses to migrate it; `None`: it does not.
+    /// Why QEMU refuses to migrate the VM; `None`: it does not refuse.
     #[serde(default)]
     pub immovable: Option<String>,
-    /// Traffic of each of its disks.
+    /// I/O statistics of each of the VM's disks.
     #[serde(default)]
     pub block: Option<Reading<BTreeMap<String, BlockStats>>>,
-    /// CPU time of the cgroup that QEMU runs in, in microseconds since that was made (`cpu.stat` of
-    /// cgroup v2). libvirt and systemd give each VM one of its own.
+    /// CPU time of QEMU's cgroup in microseconds since the cgroup was created (`cpu.stat` of
+    /// cgroup v2). libvirt and systemd give each VM its own cgroup.
     #[serde(default)]
     pub cgroup_cpu_us: Option<Reading<u64>>,
-    /// The limits of memory that QEMU's cgroups have, where they could be read.
+    /// The memory limits of QEMU's cgroups, where they could be read.
     #[serde(default)]
     pub memory_limits: Option<Reading<Vec<MemoryLimit>>>,
-    /// Its working set and miss-ratio curve, where they are tracked.
+    /// The VM's working set and miss-ratio curve, where they are tracked.
     #[serde(default)]
     pub tracking: Option<Reading<Tracking>>,
-    /// Its part in its group's shared pages, where they are looked for.
+    /// The VM's part in its group's shared pages, where deduplication is on.
     #[serde(default)]
     pub dedup: Option<Reading<Dedup>>,
-    /// What it has freed, where that is handed over to the host.
+    /// Memory that the VM has freed, where that is handed over to the host.
     #[serde(default)]
     pub free_pages: Option<Reading<FreePages>>,
-    /// Where its memory is, where the host may page it out.
+    /// The location of the VM's memory, where the host may page it out.
     #[serde(default)]
     pub cold: Option<Reading<Cold>>,
-    /// Its disks that Overbook serves, by name, where their process answers.
+    /// The VM's disks that Overbook serves, by name, where the process that serves them answers.
     #[serde(default)]
     pub disks: BTreeMap<String, Reading<DiskReading>>,
     /// Mechanisms that this VM cannot take part in, each with the reason.
@@ -153,7 +153,7 @@ pub struct VmView {
 }
 
 impl VmView {
-    /// A VM of which nothing is known but whether its QEMU answers.
+    /// A VM of which only the state of its link is known.
     #[must_use]
     pub const fn unknown(link: Link) -> Self {
         Self {
@@ -184,16 +184,16 @@ impl VmView {
     }
 }
 
-/// A limit of memory that a cgroup has, and what is charged there.
+/// A cgroup's memory limit, and the memory that is charged there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryLimit {
     /// The cgroup, as a path from the root of its tree.
     pub cgroup: String,
-    /// The file that says so: `memory.max`, `memory.high`, or `memory.limit_in_bytes`.
+    /// The file that holds the limit: `memory.max`, `memory.high`, or `memory.limit_in_bytes`.
     pub file: String,
-    /// No more than this.
+    /// The limit.
     pub limit: Bytes,
-    /// Memory that all processes there occupy, without the cache of files.
+    /// Memory that all processes of the cgroup occupy, without the page cache.
     pub used: Bytes,
 }
 
@@ -209,13 +209,13 @@ pub enum Mechanism {
     FreePageReporting,
     /// Counting the VM's memory on the host.
     HostMemory,
-    /// Tracking what its memory is worth to it.
+    /// Tracking the VM's working set and miss-ratio curve.
     Tracking,
-    /// Keeping pages once that are identical in VMs of its group.
+    /// Merging pages that are identical in VMs of the VM's group.
     Dedup,
-    /// Handing over what the guest frees, to be taken when it is needed.
+    /// Handing over memory that the guest frees, so that the host can take it when it is short.
     FreePages,
-    /// Paging out what it does not touch.
+    /// Paging out memory that the guest does not touch.
     Cold,
 }
 
@@ -223,22 +223,22 @@ pub enum Mechanism {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum Link {
-    /// Commands are being answered.
+    /// QEMU answers commands.
     Up,
-    /// Not yet, or not any more; tried again with increasing pauses.
+    /// No connection yet, or none any more; retried with increasing pauses.
     Down {
-        /// Since when.
+        /// Start of this state.
         since: Time,
-        /// What went wrong.
+        /// The error.
         why: String,
     },
 }
 
-/// Live migration as the source QEMU reports it.
+/// Live migration according to the source QEMU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Migration {
-    /// None under way.
+    /// No migration.
     #[default]
     None,
     /// From setup to completion: the balloon must not be touched.
@@ -247,19 +247,19 @@ pub enum Migration {
     Unknown,
 }
 
-/// The guest's statistics as the virtio balloon brings them (virtio 1.2 §5.5.6.4).
+/// The guest's statistics from the virtio balloon (virtio 1.2 §5.5.6.4).
 ///
-/// An absent field is one that the guest does not fill in (QEMU shows 2^64−1). Counters run since
-/// the guest's boot.
+/// The guest does not fill in an absent field (QEMU shows 2^64−1). Counters run since the guest's
+/// boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStats {
     /// Memory that the guest's kernel manages.
     pub total: Option<Bytes>,
-    /// Not used for anything at all.
+    /// Completely unused memory.
     pub free: Option<Bytes>,
-    /// Usable without swapping, by the guest's estimate.
+    /// Memory usable without swapping, by the guest's estimate.
     pub available: Option<Bytes>,
-    /// Reclaimable without I/O: page cache.
+    /// Memory reclaimable without I/O: page cache.
     pub disk_caches: Option<Bytes>,
     /// Swapped in since boot.
     pub swap_in: Option<Bytes>,
@@ -274,12 +274,12 @@ pub struct GuestStats {
     pub oom_kills: Option<u64>,
 }
 
-/// What one disk has moved since QEMU opened it. Counted by QEMU, so no guest can falsify it.
+/// I/O of one disk since QEMU opened it. QEMU counts it, so no guest can falsify it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockStats {
-    /// Read by the guest.
+    /// Bytes that the guest read.
     pub rd_bytes: Bytes,
-    /// Written by the guest.
+    /// Bytes that the guest wrote.
     pub wr_bytes: Bytes,
     /// Read requests completed.
     pub rd_ops: u64,

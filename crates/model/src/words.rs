@@ -1,17 +1,17 @@
-//! Words of others, made fit to be shown, logged and passed on.
+//! Text from outside, made safe to show, log and pass on.
 //!
 //! Names, reasons and error texts come from guests, QEMUs, shims, disk servers and other hosts. A
-//! terminal obeys control characters, and a log that one of them fills says nothing. So each
-//! decoder of such a text takes it through [`plain`] there and then: all text behind the decoder is
+//! terminal obeys control characters, and an outsider that floods a log makes it useless. So each
+//! decoder of such a text passes it through [`plain`] at once: all text behind the decoder is
 //! clean.
 
 use serde::{Deserialize, Deserializer};
 
-/// No text of others is longer, in characters.
+/// The longest text from outside, in characters.
 pub const MOST: usize = 200;
 
-/// The text without control characters and without those that change how a line is laid out, cut
-/// off after [`MOST`] characters. Ends of lines and tabs become spaces.
+/// Removes control characters and characters that change a line's layout, and truncates the text
+/// to [`MOST`] characters. Line ends and tabs become spaces.
 #[must_use]
 pub fn plain(text: &str) -> String {
     text.chars().filter_map(shown).take(MOST).collect()
@@ -23,7 +23,7 @@ pub fn is_plain(text: &str) -> bool {
     text.chars().count() <= MOST && text.chars().all(|c| shown(c) == Some(c))
 }
 
-/// For `#[serde(deserialize_with = "…")]`: a text of others.
+/// For `#[serde(deserialize_with = "…")]`: a text from outside.
 ///
 /// # Errors
 /// When there is no text.
@@ -42,7 +42,7 @@ pub fn maybe_of_others<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Stri
 fn shown(c: char) -> Option<char> {
     match c {
         '\n' | '\r' | '\t' | '\u{2028}' | '\u{2029}' => Some(' '),
-        // Of these some turn the direction of all that follows, others are invisible.
+        // Some of these turn the direction of the text behind them, others are invisible.
         '\u{200b}'..='\u{200f}'
         | '\u{202a}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}'

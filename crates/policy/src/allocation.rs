@@ -1,23 +1,23 @@
-//! How fast a guest takes memory, and what it has left unused for long.
+//! A guest's rate of taking memory, and the memory that it has left unused for long.
 //!
 //! **Problem.** A guest's statistics are a second or two old, a decision takes a tick, and a
-//! balloon takes a moment to give memory back. All that a guest allocates meanwhile must be there,
-//! or its kernel kills a program. A fixed margin is too small for a guest that allocates 300 MB/s
-//! and larger than needed for one that sleeps. **Idea.** Each reading shows what is in use: all
-//! that the guest has, without what is available. Its rise is what programs took, wherever the
-//! balloon went meanwhile. The fastest rise is remembered, and so is the most that was ever in use;
-//! both fade slowly. A guest keeps available what it could take before it can be helped
-//! ([`surge`]).
+//! balloon takes a moment to give memory back. Memory that the guest allocates meanwhile must be
+//! there, or its kernel kills a program. A fixed margin is too small for a guest that allocates
+//! 300 MB/s and larger than needed for one that sleeps. **Idea.** Each reading shows the memory
+//! in use: all memory of the guest except the available part. Its rise is the allocation by
+//! programs, independent of the balloon's moves. The fastest rise is remembered, and so is the
+//! peak use; both fade slowly. A guest keeps available the memory that it could take before a
+//! grant arrives ([`surge`]).
 //!
 //! [`surge`]: Allocation::surge
 //!
-//! A guest without swap is a stricter case. It gives only what it had left throughout the last
-//! [`tuning::LASTING`], it keeps room for what it once had in use, and until it is known better it
-//! is taken for one that allocates fast.
+//! A guest without swap is a stricter case. It gives only memory that was free throughout the
+//! last [`tuning::LASTING`], and it keeps room for its earlier peak use. Until its rate is known,
+//! it counts as one that allocates fast.
 //!
-//! **Cost.** Eight numbers for each VM. **Left out.** A first burst that is faster than
-//! [`tuning::FIRST_PACE`] and larger than all that a long quiet time has left of the margin: no
-//! statistic foretells it. Such a guest still has its base, and `deflate-on-oom`, where it is on.
+//! **Cost.** At most 30 numbers for each VM. **Left out.** A first burst that is faster than
+//! [`tuning::FIRST_PACE`] and larger than the margin that remains after a long quiet time: no
+//! statistic predicts it. Such a guest still has its base, and `deflate-on-oom`, where it is on.
 
 use std::collections::VecDeque;
 
@@ -29,36 +29,36 @@ use crate::tuning;
 /// A guest's memory by one reading of its statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// Needed by programs and kernel: not available, and not in the balloon. `None`: nobody knows
-    /// where the balloon stood then.
+    /// Memory that programs and kernel need: neither available nor in the balloon. `None`: the
+    /// balloon's size at that time is unknown.
     pub(crate) in_use: Option<Bytes>,
     pub(crate) available: Bytes,
-    /// Used by nothing.
+    /// Completely unused memory.
     pub(crate) free: Bytes,
 }
 
-/// The record of how a guest takes memory.
+/// The history of a guest's allocation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Allocation {
     last: Option<Reading<Sample>>,
-    /// The last that was known to be in use.
+    /// The last known memory in use.
     in_use: Option<Reading<Bytes>>,
-    /// Memory that the balloon held when it last moved, and when that was.
+    /// The balloon's size at its last move, and the time of that move.
     held: (Bytes, Time),
-    /// When it last said that it was short.
+    /// Time of the last statistics that showed a shortage.
     scarce_at: Option<Time>,
-    /// When readings began that came without a long gap.
+    /// Start of the readings without a long gap.
     watched_since: Time,
-    /// The fastest rise per second that counts most now, and when it was seen.
+    /// The fastest rise per second that counts most now, and its time.
     fastest: (Bytes, Time),
-    /// The most in use that counts most now, and when that was.
+    /// The peak use that counts most now, and its time.
     most: (Bytes, Time),
-    /// The least that was free in each of the latest slices, with when the slice began.
+    /// The least free memory in each of the latest slices, with the slice's start.
     lows: VecDeque<(Time, Bytes)>,
 }
 
 impl Allocation {
-    /// Takes in a reading, unless it is no newer than the one before.
+    /// Records a reading, unless it is no newer than the previous one.
     pub(crate) fn note(&mut self, sample: Reading<Sample>, has_swap: bool) {
         let Reading { value, at } = sample;
         match self.last {
@@ -79,7 +79,8 @@ impl Allocation {
     fn note_in_use(&mut self, Reading { value, at }: Reading<Bytes>, has_swap: bool) {
         let before = self.in_use.replace(Reading::new(value, at));
         if let Some(before) = before.filter(|before| at.since(before.at) <= tuning::WATCH_GAP) {
-            // Dates are whole seconds: two readings are no closer than the pause between them.
+            // Statistics have times in whole seconds: two readings are never closer than the
+            // loop's period.
             let elapsed = at.since(before.at).max(tuning::PERIOD);
             let pace = value.minus(before.value).share(1000, elapsed.0);
             if pace >= self.pace(has_swap, at) {
@@ -91,7 +92,7 @@ impl Allocation {
         }
     }
 
-    /// Notes that the balloon holds so much; answers when that was last seen to change.
+    /// Notes the balloon's size. Returns the time of its last change.
     pub(crate) fn note_held(&mut self, held: Bytes, now: Time) -> Time {
         if held.0.abs_diff(self.held.0.0) >= Bytes::mib(1).0 {
             self.held = (held, now);
@@ -99,12 +100,12 @@ impl Allocation {
         self.held.1
     }
 
-    /// Notes that the guest was short at this time, by its own word.
+    /// Notes that the guest was short at this time, by its own statistics.
     pub(crate) const fn note_scarce(&mut self, at: Time) {
         self.scarce_at = Some(at);
     }
 
-    /// Whether it was short by its statistics of late.
+    /// Whether the guest's recent statistics showed a shortage.
     pub(crate) fn is_scarce(&self, now: Time) -> bool {
         self.scarce_at.is_some_and(|at| now.since(at) <= tuning::STALE_AFTER)
     }
@@ -120,12 +121,12 @@ impl Allocation {
         }
     }
 
-    /// Its fastest pace per second, by what was seen and how long ago.
+    /// The guest's fastest rate per second, faded by age.
     fn pace(&self, has_swap: bool, now: Time) -> Bytes {
         faded(self.fastest.0, now.since(self.fastest.1), has_swap)
     }
 
-    /// As much as it may take before it can be helped, where its statistics are of `at`.
+    /// Memory that the guest may take before a grant arrives, given statistics from `at`.
     pub(crate) fn surge(&self, has_swap: bool, seen_at: Time, at: Time, now: Time) -> Bytes {
         let unknown = if has_swap { Bytes::ZERO } else { tuning::FIRST_PACE };
         let pace = self.pace(has_swap, now).max(faded(unknown, now.since(seen_at), has_swap));
@@ -136,24 +137,24 @@ impl Allocation {
         in_use.plus(faded(self.most.0.minus(in_use), now.since(self.most.1), has_swap))
     }
 
-    /// Memory that it had in use beyond what it has now, the less of it the longer ago.
+    /// Peak use beyond the current use, faded by age.
     pub(crate) fn used_before(&self, has_swap: bool, now: Time) -> Bytes {
         let in_use = self.in_use.map_or(Bytes::ZERO, |in_use| in_use.value);
         self.most_in_use(in_use, has_swap, now).minus(in_use)
     }
 
-    /// Memory that it has left free throughout [`tuning::LASTING`].
+    /// Memory that was free throughout [`tuning::LASTING`].
     ///
     /// # Errors
-    /// For how long it has been watched, if that is not long enough.
+    /// The time of observation, if it is too short.
     pub(crate) fn lasting(&self, now: Time) -> Result<Bytes, Millis> {
         let watched = now.since(self.watched_since);
         let low = self.lows.iter().map(|(_, low)| *low).min();
         if watched < tuning::LASTING { Err(watched) } else { low.ok_or(Millis(0)) }
     }
 
-    /// How much became free at once in a guest that had almost nothing left, as when its kernel
-    /// kills a program; `None`: that is not what `sample` shows.
+    /// Memory that became free abruptly in a guest that had almost none left, as when its kernel
+    /// kills a program; `None`: `sample` shows no such jump.
     pub(crate) fn jump(&self, sample: Reading<Sample>, total: Bytes) -> Option<Bytes> {
         let last = self.last.filter(|last| last.at < sample.at)?.value;
         let was_short = last.available < total.percent(tuning::MARGIN_PERCENT);
@@ -164,7 +165,7 @@ impl Allocation {
     }
 }
 
-/// The part of `value` that still counts after `age`: half, after each half-life.
+/// `value` faded by age: half of it after each half-life.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "less than before")]
 fn faded(value: Bytes, age: Millis, has_swap: bool) -> Bytes {
     let half_life = if has_swap { tuning::PACE_FADES } else { tuning::PACE_FADES_SWAPLESS };
@@ -182,7 +183,7 @@ mod tests {
         Reading::new(Sample { in_use, available, free: available }, Time(second * 1000))
     }
 
-    /// A guest of 400 MiB that has so much in use, second by second from the tenth on.
+    /// A guest of 400 MiB with these amounts in use, second by second from the tenth on.
     fn seen(in_use: impl IntoIterator<Item = u64>, has_swap: bool) -> (Allocation, Time) {
         let (mut allocation, mut second) = (Allocation::default(), 10);
         for in_use in in_use {
@@ -196,7 +197,7 @@ mod tests {
     fn a_guest_keeps_what_it_can_take_before_it_is_helped_and_the_more_the_older_its_word() {
         let (allocation, now) = seen([50, 50, 90, 90], true);
         let surge = |age| allocation.surge(true, Time(0), now, now.after(Millis::secs(age)));
-        // Its fastest second was 40 MiB, and that fades.
+        // The fastest second took 40 MiB, and that fades.
         assert!((110..=120).contains(&(surge(0).0 >> 20)), "{}", surge(0));
         assert!(surge(3) > surge(0).plus(Bytes::mib(80)));
         let later = now.after(Millis::secs(600));

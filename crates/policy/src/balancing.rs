@@ -1,13 +1,13 @@
-//! One group's balance in a tick: from members to what [`balance`] needs, and from its rounds to
-//! moves.
+//! One group's balance in a tick: from members to the input of [`balance`], and from its rounds
+//! to moves.
 //!
-//! A round is held every [`tuning::BALANCE_PERIOD`] and says where everybody should be at its end;
-//! in between, memory moves: what is taken passes [`guard`], what is given has to be there first,
-//! and who is short meanwhile gets a unit of what is nobody's, as under `demand`. After a while
-//! each move shows what it has saved.
+//! A round is held every [`tuning::BALANCE_PERIOD`] and sets each member's size at its end. In
+//! between, memory moves: a take passes [`guard`], and a grant needs free memory first. A member
+//! that is short meanwhile gets a unit of unplanned surplus, as under `demand`. After a while
+//! each move shows its saving.
 //!
-//! A VM has a whole curve if the host pages it out and it is tracked. Any other keeps what it has,
-//! and claims what `demand` would give it until the next round.
+//! A VM has a whole curve if the host pages it out and it is tracked. Any other VM keeps its
+//! memory, and claims the amount that `demand` would grant it until the next round.
 
 use model::{Bytes, Ledger, Reason, Time, plan::Outcome};
 
@@ -37,7 +37,7 @@ impl Group<'_> {
             note(member, now);
             judge(member, now);
         }
-        // The first waits for rates to be known.
+        // The first round waits for rates to be known.
         let held_at = self.balance.held_at.get_or_insert(now);
         if now.since(*held_at) >= tuning::BALANCE_PERIOD {
             *held_at = now;
@@ -49,10 +49,10 @@ impl Group<'_> {
         self.give(surplus, host, now);
     }
 
-    /// The surplus that can be counted on. What members use goes up and down; what was handed out
-    /// and had to be taken back is not handed out again for a while, which grows each time.
+    /// The surplus that is stable. Use by members varies. Memory that was handed out and had to
+    /// be taken back is not handed out again for a while, which grows each time.
     fn lasting_surplus(&mut self, now: Time) -> Bytes {
-        // What is paged out is there at once.
+        // Memory that is paged out is available at once.
         if self.members.iter().all(|member| member.is_paged) {
             return self.ledger.surplus;
         }
@@ -94,7 +94,7 @@ impl Group<'_> {
         }
     }
 
-    /// Gives what is there, first where a byte saves most.
+    /// Gives the memory that is free, first where a byte saves most.
     fn give(&mut self, mut surplus: Bytes, host: &mut Headroom, now: Time) {
         let mut order: Vec<usize> = (0..self.members.len()).collect();
         let urgency = |member: &Member| {
@@ -105,7 +105,7 @@ impl Group<'_> {
             (member.share.priority, per_mib.saturating_mul(member.share.weight.into()))
         };
         order.sort_by_key(|i| std::cmp::Reverse(urgency(&self.members[*i])));
-        // What the plan is for is nobody's only for now.
+        // Surplus that the plan needs is not spare.
         let mut spare = surplus.minus(self.members.iter().map(planned).sum());
         for i in order {
             let member = &mut self.members[i];
@@ -137,7 +137,7 @@ impl Group<'_> {
         }
     }
 
-    /// The member that is shortest, and what those that are short need beyond `surplus`.
+    /// The member that is shortest, and the need of all short members beyond `surplus`.
     pub(crate) fn lacking(&self, surplus: Bytes) -> Option<(usize, Bytes)> {
         let lacks = |member: &Member| {
             let enough = member.memory.balanced.map_or(Bytes::ZERO, |balanced| balanced.enough);
@@ -150,7 +150,7 @@ impl Group<'_> {
     }
 }
 
-/// What it is to be given by the plan.
+/// The rest of the member's planned grant.
 fn planned(member: &Member) -> Bytes {
     let goal = goal(member).filter(|goal| !goal.is_take);
     goal.map_or(Bytes::ZERO, |goal| goal.size.minus(member.target))
@@ -160,7 +160,7 @@ fn goal(member: &Member) -> Option<Goal> {
     member.memory.balanced.and_then(|balanced| balanced.goal)
 }
 
-/// Takes in how a member does.
+/// Updates the member's curves and waits.
 fn note(member: &mut Member, now: Time) {
     let known = member.memory.curves.take();
     if let (Some(cold), Some(tracking), Ok(_)) = (&member.cold, &member.tracking, &member.guest) {
@@ -170,7 +170,7 @@ fn note(member: &mut Member, now: Time) {
     member.memory.note_waits(waits(member), now);
 }
 
-/// The share of its time for which it waits for memory.
+/// The share of its time for which the member waits for memory.
 fn waits(member: &Member) -> f64 {
     let waits = match &member.cold {
         Some(cold) => cold::waits(cold),
@@ -179,7 +179,7 @@ fn waits(member: &Member) -> f64 {
     waits.clamp(0.0, 1.0)
 }
 
-/// What it misses, per second.
+/// The member's misses per second.
 fn misses(member: &Member) -> f64 {
     match &member.cold {
         Some(cold) => cold.refaults_per_s,
@@ -187,7 +187,7 @@ fn misses(member: &Member) -> f64 {
     }
 }
 
-/// What balancing needs to know of a member.
+/// Makes the input of balancing for a member.
 fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
     let paged = member.memory.curves.as_ref().zip(member.cold.as_ref());
@@ -197,11 +197,12 @@ fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
         None => Worth::of_swapping(held, member.memory.swap_in, claim),
     };
     let lowest = guard::lowest_target(member, held, Purpose::Balance, rules, now);
-    // Below its base a member is only taken what it does not need: it would get it back at once.
+    // Below its base, a member loses only memory that it does not need: otherwise the memory
+    // would come back at once.
     let needed = limits.base.min(worth.enough().max(limits.min));
     let least = match lowest {
         Ok(lowest) => lowest.max(needed),
-        // Soon.
+        // The take will be possible soon.
         Err(Reason::InFlight { .. } | Reason::NotCalm { .. } | Reason::Grace { .. }) => needed,
         Err(_) => held,
     };
@@ -211,7 +212,8 @@ fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
         if paged.is_some() { (least, most) } else { (held, most.min(held.plus(claim))) };
     let charged = member.used.plus(member.promised()).minus(member.overshoot()).min(member.limit());
     let share = charged.0 as f64 / member.limit().0.max(1) as f64;
-    // Merged pages are spread over all of it, and what is paged out leaves a part in swap.
+    // Merged pages are spread over all memory of the VM, and paged-out memory leaves a part in
+    // swap.
     let share = if member.merging.is_some() { share } else { 1.0 };
     let frees = (share * (1.0 - f64::from(member.swap_cost))).clamp(tuning::LEAST_CHARGE, 1.0);
     let cold = member.cold.unwrap_or_default();
@@ -247,7 +249,7 @@ fn take(member: &mut Member, rules: Rules, now: Time) {
     }
 }
 
-/// Remembers what a move is for, unless it goes on with the one before.
+/// Remembers the purpose of a move, unless it continues the previous one.
 fn note_move(member: &mut Member, goal: &Goal, now: Time) {
     let goes_on =
         |moved: &Moved| moved.is_take == goal.is_take && now.since(moved.at) < tuning::JUDGED_AFTER;
@@ -261,7 +263,7 @@ fn note_move(member: &mut Member, goal: &Goal, now: Time) {
     member.memory.moved = is_settled.then_some(moved);
 }
 
-/// Sees what the last move has saved, once that can be seen.
+/// Measures the saving of the last move, once it shows.
 fn judge(member: &mut Member, now: Time) {
     let misses = misses(member);
     let is_due = |moved: &mut Moved| now.since(moved.at) >= tuning::JUDGED_AFTER;
@@ -272,7 +274,7 @@ fn judge(member: &mut Member, now: Time) {
     }
 }
 
-/// Why a member that is short is given nothing.
+/// The reason why a member that is short gets nothing.
 fn why_no_more(member: &Member) -> Reason {
     if let Some(reason) = member.blocked.as_ref().or(member.avoided.as_ref()) {
         reason.clone()

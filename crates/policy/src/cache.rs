@@ -1,14 +1,14 @@
-//! Second-level caches: what a group has to spare at the moment holds pages of its data disks
-//! (Kim 2014 §4.2.3).
+//! Second-level caches: a group's spare memory holds pages of its data disks (Kim 2014 §4.2.3).
 //!
 //! **Problem.** A guest that reads a disk and does not swap shows no demand, though memory would
-//! help it. And surplus that nobody asks for lies idle. **Rule.** After all grants, what is left of
-//! a group's own surplus is its cache's quota, as far as the host has it. It holds clean pages only
-//! and is given up at once, so it is the first to give way: memory in caches counts as available to
-//! everything else ([`crate::headroom`], [`crate::reclaim`]). Where the host has less than all
-//! caches could use, each has the same part of what it could.
+//! help it. And unused surplus stays idle. **Rule.** After all grants, the rest of a group's own
+//! surplus is its cache's quota, within the memory that the host has left. The cache holds only
+//! clean pages and is dropped at once, so it is the first to give way: memory in caches counts as
+//! available to all other uses ([`crate::headroom`], [`crate::reclaim`]). Where the host has less
+//! than all caches could use, each gets the same fraction.
 //!
-//! Needs come before caches: who swaps waits for a disk as well, and its memory is its own.
+//! Grants come before caches: a VM that swaps waits for a disk as well, and its memory is its
+//! own.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ use model::{Bytes, GroupName, HostView, Quota, Reason, Spec, Time};
 
 use crate::{group::Group, headroom::Headroom, tuning};
 
-/// What caches hold, which is to be had at once.
+/// Memory that caches hold, which can be freed at once.
 pub(crate) fn held(view: &HostView, now: Time) -> Bytes {
     let known = view.caches.values().filter(|cache| cache.age(now) <= tuning::STALE_AFTER);
     known.map(|cache| cache.value.held).sum()
 }
 
-/// What the caches of these groups may hold until the next tick, out of what the `host` has left.
+/// The sizes of these groups' caches until the next tick, from memory that `host` has left.
 pub(crate) fn quotas(
     groups: &BTreeMap<GroupName, Group<'_>>,
     spec: &Spec,

@@ -1,20 +1,21 @@
-//! A whole decision's input in one value: what `overbook plan --export` writes and `--from` reads.
+//! The whole input of a decision in one value: `overbook plan --export` writes it, `--from` reads
+//! it.
 
 use model::{HostView, Plan, Spec, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::{Memory, tick};
 
-/// Everything that one tick depends on.
+/// All inputs of one tick.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
-    /// When.
+    /// The time of the tick.
     pub now: Time,
-    /// What the operator wants.
+    /// The configuration.
     pub spec: Spec,
-    /// What was seen.
+    /// The observed state.
     pub view: HostView,
-    /// What was remembered.
+    /// The policy's memory.
     pub memory: Memory,
 }
 

@@ -1,17 +1,17 @@
-//! Limits of QEMU's cgroups: what a VM is granted fits below all of them.
+//! Limits of QEMU's cgroups: a VM's grants must fit below all of them.
 //!
-//! Beyond a limit the kernel gives nothing: it kills QEMU, or stops it. All memory
-//! of the cgroup's processes counts there, QEMU's own among it. Room is also needed for the memory
-//! that the guests of its VMs may still touch without being given anything. So a grant has to fit
-//! between that and the limit, at each level; a give-back of base, too, for QEMU would die of it.
-//! Where a limit is exceeded all the same (it was lowered, or QEMU's own memory has grown), grants
-//! come back.
+//! Beyond a limit the kernel gives no memory: it kills QEMU, or stops it. All memory of the
+//! cgroup's processes counts there, including QEMU's own. The guests of the cgroup's VMs may also
+//! touch further memory without a grant, and that needs room. So a grant has to fit between that
+//! and the limit, at each level. That holds for a give-back of base, too, because it could get
+//! QEMU killed. Where a limit is exceeded anyway (it was lowered, or QEMU's own memory has
+//! grown), grants come back.
 //!
-//! A VM that has not been counted yet may have touched all that it has, and the cgroup's own count
-//! then holds it: only its grant is kept room for, nothing is taken for it, and base that is given
-//! back is not cut because of it.
+//! A VM that has not been counted yet may have touched all its memory, which the cgroup's own
+//! count then includes. So room is kept only for its grant, nothing is taken for it, and it does
+//! not limit the give-back of base.
 //!
-//! Nothing below base is taken for a limit: how the two fit is the operator's business.
+//! No limit causes a take below base: the operator must make the two fit.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use model::{Bytes, Reading, Reason, view::MemoryLimit};
 
 use crate::{Rule, Rules, member::Member, tuning};
 
-/// All limits that VMs of the groups are under, and what is left below each.
+/// All limits that apply to VMs of the groups, with the room below each.
 #[derive(Debug)]
 pub(crate) struct Ceilings {
     levels: BTreeMap<(String, String), Level>,
@@ -27,13 +27,13 @@ pub(crate) struct Ceilings {
 
 #[derive(Debug)]
 struct Level {
-    /// By the youngest reading of all VMs there.
+    /// The youngest reading of all VMs there.
     limit: Reading<MemoryLimit>,
-    /// Memory that the VMs there may still touch without being given any.
+    /// Memory that the VMs there may still touch without a grant.
     untouched: Bytes,
-    /// Memory that is being taken from them already.
+    /// Memory that is already being taken from the VMs.
     on_its_way: Bytes,
-    /// Whether one of them has not been counted.
+    /// Whether one of the VMs has not been counted.
     is_guessed: bool,
     /// Memory that may still be granted.
     left: Bytes,
@@ -47,7 +47,7 @@ impl Level {
         Self { limit, untouched, on_its_way, is_guessed: false, left, over }
     }
 
-    /// So much may be granted to `member`.
+    /// The amount that may be granted to `member`.
     fn room(&self, member: &Member) -> Bytes {
         let below_base = member.limits.base.minus(member.limit());
         if self.is_guessed { self.left.max(below_base) } else { self.left }
@@ -55,7 +55,7 @@ impl Level {
 }
 
 impl Ceilings {
-    /// Measures what is left below the limits of these members.
+    /// Measures the room below the limits of these members.
     pub(crate) fn measure<'a>(members: impl Iterator<Item = &'a Member>, rules: Rules) -> Self {
         let mut levels = BTreeMap::new();
         if !rules.has(Rule::CgroupLimit) {
@@ -85,14 +85,14 @@ impl Ceilings {
         Self { levels }
     }
 
-    /// The limit of `member` that is exceeded most, and by how much.
+    /// The limit of `member` that is exceeded most, and the excess.
     pub(crate) fn exceeded(&self, member: &Member) -> Option<(Bytes, &MemoryLimit)> {
         let levels = member.memory_limits.iter().filter_map(|limit| self.levels.get(&key(limit)));
         let over = levels.filter(|level| !level.over.is_zero());
         over.max_by_key(|level| level.over).map(|level| (level.over, &level.limit.value))
     }
 
-    /// So much is taken from `member`.
+    /// Notes that `amount` is taken from `member`.
     pub(crate) fn note_taken(&mut self, member: &Member, amount: Bytes) {
         for limit in &member.memory_limits {
             if let Some(level) = self.levels.get_mut(&key(limit)) {
@@ -101,8 +101,8 @@ impl Ceilings {
         }
     }
 
-    /// Reserves up to `wanted` for `member`; answers what was left, or the limit that leaves
-    /// nothing.
+    /// Reserves up to `wanted` for `member`. Returns the amount reserved, or the limit that
+    /// leaves nothing.
     pub(crate) fn claim(&mut self, member: &Member, wanted: Bytes) -> Result<Bytes, Reason> {
         let levels = || member.memory_limits.iter().map(key);
         let of_all = levels().filter_map(|key| self.levels.get(&key));

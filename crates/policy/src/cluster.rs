@@ -1,16 +1,17 @@
-//! Who leaves a host that is overloaded for long, and where to (Williams 2011 §4, §4.1).
+//! The VM to move from a host in sustained overload, and its target (Williams 2011 §4, §4.1).
 //!
-//! **Problem.** A sustained overload ends only when the VM has more memory, and its host has none.
-//! To move a VM sends all of its memory once; to move the wrong one, or to the wrong host, makes
-//! another overload of it. **Rule.** For a VM in sustained overload one VM leaves its host: itself,
-//! or one that has what it lacks; of these the one that has least to send. It goes where most room
-//! is left with all that VMs there were given and all that is on its way there, if that is enough.
+//! **Problem.** A sustained overload ends only when the VM has more memory, and its host has
+//! none. A move sends all of the VM's memory once; a move of the wrong VM, or to the wrong host,
+//! causes another overload. **Rule.** For a VM in sustained overload one VM leaves its host: the
+//! VM itself, or one that has the missing memory; of these, the one with the least memory to
+//! send. The target is the host with most room, if that is enough. Room is memory not given to
+//! its VMs. A host with an overloaded VM, or to which a VM is already on its way, is no target.
 //!
-//! Nothing is moved until the overload has paged as much as the move will send: until then it may
-//! end any moment, and then it has cost no more than twice what was needed. One VM leaves a host,
-//! and one comes to it, at a time. And what was moved has changed the load: for a while nothing
-//! else is moved for the same VM or host, so a VM does not go to and fro. A host that refuses what
-//! it said to have room for is not asked again for a while, longer each time.
+//! Nothing is moved until the overload has paged as much as the move will send. Until then it may
+//! end at any moment, and the total cost stays within twice the minimum. One VM at a time leaves
+//! a host, and one comes to it. A move changes the load: for a while no other VM is moved for the
+//! same VM or host, so a VM does not go to and fro. A host that refuses a VM although it reported
+//! room is not asked again for a while, longer each time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,37 +22,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::doubled;
 
-/// A report that is older says nothing of its host.
+/// An older report is ignored.
 const STALE_AFTER: Millis = Millis::secs(30);
-/// For how long nothing else is moved from a host, and the same VM not at all, usually: three times
-/// the shortest sustained overload, 8 intervals of 10 s.
+/// Default time after a move for which the source host loses no other VM and the same VM stays:
+/// three times the shortest sustained overload, 8 intervals of 10 s.
 const REST: Millis = model::spec::PoolSpec::REST;
-/// For how long nothing is sent to a host that had not what it said; twice as long each time …
+/// Time for which a host that lacked the reported room receives nothing; twice as long each time
+/// …
 const DISTRUST: Millis = Millis::secs(600);
 /// … up to a day.
 const LONGEST_DISTRUST: Millis = Millis::secs(24 * 3600);
-/// An intent that has taken so long is withdrawn, unless the VM has left.
+/// An older intent is withdrawn, unless the VM has left.
 const INTENT_LIMIT: Millis = Millis::secs(600);
-/// An intent of which one host is missing for so long is withdrawn.
+/// An intent with a host that is missing for longer is withdrawn.
 const MISSING_LIMIT: Millis = Millis::secs(20);
 
 const PAGE: u64 = 4096;
 
-/// What is remembered from one decision to the next. Losing it is harmless: a new controller moves
-/// nothing until it has watched for as long as hosts rest.
+/// State from one decision to the next. Its loss is harmless: a new controller moves nothing
+/// until it has observed for the time of a rest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterMemory {
-    /// For how long hosts and VMs rest.
+    /// The rest of hosts and VMs after a move.
     rest: Millis,
     began: Option<Time>,
-    /// When something last left a host.
+    /// Time of the last departure from each host.
     left: BTreeMap<HostName, Time>,
-    /// When a VM last moved.
+    /// Time of each VM's last move.
     moved: BTreeMap<VmName, Time>,
-    /// Hosts that refused what they had said to have room for: how often, and until when nothing is
-    /// sent there.
+    /// Hosts that refused a VM although they reported room: the number of refusals, and the time
+    /// until which the host receives nothing.
     distrusted: BTreeMap<HostName, (u32, Time)>,
-    /// Since when hosts are missing that an intent needs.
+    /// Missing hosts of intents, each with the time since when.
     missing: BTreeMap<HostName, Time>,
 }
 
@@ -62,7 +64,7 @@ impl Default for ClusterMemory {
 }
 
 impl ClusterMemory {
-    /// Of a pool whose hosts and VMs rest for so long after a move.
+    /// Memory for a pool whose hosts and VMs rest for this time after a move.
     #[must_use]
     pub const fn resting(rest: Millis) -> Self {
         Self {
@@ -75,14 +77,14 @@ impl ClusterMemory {
         }
     }
 
-    /// A host refused a VM that it had said to have room for.
+    /// Notes that a host refused a VM although it had reported room.
     pub fn refused(&mut self, host: &HostName, now: Time) {
         let (times, until) = self.distrusted.entry(host.clone()).or_insert((0, now));
         *times += 1;
         *until = now.after(doubled(DISTRUST, *times, LONGEST_DISTRUST));
     }
 
-    /// A host has taken a VM in.
+    /// Notes that a host has received a VM.
     pub fn accepted(&mut self, host: &HostName) {
         self.distrusted.remove(host);
     }
@@ -100,7 +102,7 @@ impl ClusterMemory {
     }
 }
 
-/// Hosts that a VM may go to, by what is left there.
+/// Possible target hosts by their room.
 struct Rooms<'a> {
     by_host: BTreeMap<&'a HostName, Bytes>,
     ordered: BTreeSet<(Bytes, &'a HostName)>,
@@ -126,7 +128,7 @@ impl<'a> Rooms<'a> {
         Self { by_host, ordered }
     }
 
-    /// The host with most room, if that suffices.
+    /// The host with most room, if that is enough.
     fn best(&self, needed: Bytes, from: &HostName) -> Option<(&'a HostName, Bytes)> {
         let best = self.ordered.iter().rev().find(|(_, host)| *host != from);
         best.filter(|(room, _)| *room >= needed).map(|(room, host)| (*host, *room))
@@ -139,7 +141,7 @@ impl<'a> Rooms<'a> {
     }
 }
 
-/// Decides what moves.
+/// Decides the moves.
 #[must_use]
 pub fn decide(view: &ClusterView, memory: &mut ClusterMemory, now: Time) -> ClusterPlan {
     let began = *memory.began.get_or_insert(now);
@@ -173,7 +175,7 @@ pub fn decide(view: &ClusterView, memory: &mut ClusterMemory, now: Time) -> Clus
         match chosen {
             Ok((name, chosen)) => {
                 rooms.close(&chosen.to);
-                // Who is just being relieved takes nobody in.
+                // A host that is being relieved receives no VM.
                 rooms.close(&chosen.from);
                 leaving.insert(host, name);
                 memory.left.insert(host.clone(), now);
@@ -188,8 +190,8 @@ pub fn decide(view: &ClusterView, memory: &mut ClusterMemory, now: Time) -> Clus
     plan
 }
 
-/// VMs that more than one host says are its own, but for those on their way from one to another: a
-/// host that claims what is not its own must not have it moved. And by whom.
+/// VMs that more than one host claims, with those hosts, except VMs with an intent. A host that
+/// claims another host's VM must not have it moved.
 fn claimed_twice(view: &ClusterView) -> BTreeMap<VmName, Vec<HostName>> {
     let mut by: BTreeMap<&VmName, Vec<HostName>> = BTreeMap::new();
     for (host, report) in &view.hosts {
@@ -215,7 +217,7 @@ fn overloaded(view: &ClusterView, now: Time) -> Vec<(&HostName, &VmName, &Readin
     found.into_iter().map(|(_, host, name, report)| (host, name, report)).collect()
 }
 
-/// Who leaves `host` for the sake of `vm`, and where to.
+/// Chooses the VM that leaves `host` for the sake of `vm`, and its target.
 fn choose<'a>(
     (host, vm, report): (&HostName, &'a VmName, &'a Reading<HostReport>),
     rooms: &Rooms<'_>,
@@ -230,7 +232,8 @@ fn choose<'a>(
     }
     let own = &report.value.vms[vm];
     let lacks = own.promised.minus(own.given);
-    // Itself has all that it was promised there; who makes room for it has what it has now.
+    // The overloaded VM gets all its promised memory on the target; a VM that makes room for it
+    // keeps its current memory.
     let mut ways: Vec<(&VmName, &VmReport, Bytes)> = report
         .value
         .vms
@@ -285,7 +288,7 @@ mod tests {
         ClusterView { hosts, intents: BTreeMap::new() }
     }
 
-    /// A controller that has watched for long enough.
+    /// A controller that has observed for long enough.
     fn rested() -> ClusterMemory {
         ClusterMemory { began: Some(Time(0)), ..ClusterMemory::default() }
     }
@@ -306,7 +309,7 @@ mod tests {
         let view = pool(&[("a", a), ("b", host(600, &[])), ("c", host(2000, &[]))]);
         let plan = decide(&view, &mut rested(), NOW);
         let found = &plan.moves[&"fits".into()];
-        // 384 are lacking, and `small` does not have so much.
+        // 384 MiB are missing, and `small` does not have that much.
         assert_eq!((found.to.as_str(), found.for_whom.as_str()), ("c", "hot"));
         assert_eq!((plan.moves.len(), plan.refusals.len()), (1, 0));
     }

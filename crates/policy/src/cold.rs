@@ -1,26 +1,25 @@
-//! VMs whose memory the host pages out: what is known of them, and what goes ahead of need.
+//! VMs whose memory the host pages out: their state, and paging ahead of need.
 //!
-//! **Problem.** Of a VM with a balloon only its guest says what it leaves unused and whether it
-//! suffers; some lie, and some have no swap and cannot give anything. **Idea.** Where the host
-//! pages out, it sees both itself: what was not touched for a minute, and what was paged out and is
-//! touched again ([`guest`]). So such a VM takes part in all policies as one with a perfect
-//! balloon, whose statistics are the host's own.
+//! **Problem.** Of a VM with a balloon, only the guest tells which memory it leaves unused and
+//! whether it suffers; some guests lie, and some have no swap and cannot give anything. **Idea.**
+//! Where the host pages out, it sees both itself: memory that was not touched for a minute, and
+//! refaults ([`guest`]). So such a VM takes part in all policies as one with a perfect balloon,
+//! whose statistics are the host's own.
 //!
-//! **Ahead of need** ([`may_go`]): memory is paged out as long as what comes back of it in a minute
-//! stays below a share of the working set, the bound of Google's far memory (Lagar-Cavilla 2019
-//! §4.3). When more comes back, the VM gets a minute's worth of it. How long it waits ([`waits`])
-//! is what comes back times what a touch of it takes, as measured: the pressure that paging causes.
-//! The kernel's PSI of QEMU's cgroup would count QEMU's other waits as well, and is not there
-//! everywhere.
+//! **Ahead of need** ([`may_go`]): memory is paged out as long as refaults in a minute stay below
+//! a share of the working set, the bound of Google's far memory (Lagar-Cavilla 2019 §4.3). Beyond
+//! the bound, the VM gets a minute's refaults back as memory. Its waits ([`waits`]) are refaults
+//! times the measured duration of one: the pressure that paging causes. The kernel's PSI of
+//! QEMU's cgroup would also count QEMU's other waits, and is not available everywhere.
 //!
-//! Physical memory is what counts: what is out is charged with what the host's swap takes for it.
+//! Physical memory is charged: a page that is out counts as its memory in the host's swap.
 
 use model::{Bytes, Cold, Reading, Reason, Time, Tracking, reason::Pressure};
 
 use crate::{statistics::Guest, tuning};
 
-/// What a VM would say if it knew what the host knows: its memory is what it may have resident, and
-/// free of it is what it has not touched for a minute.
+/// The host's view of a guest, in the form of statistics. The guest's total is its resident
+/// limit; memory not touched for a minute is free.
 pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Reason> {
     let cold = cold.ok_or(Reason::NotPaged)?;
     let age = cold.age(now);
@@ -28,12 +27,12 @@ pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Rea
         return Err(Reason::NotPaged);
     }
     let Reading { value: cold, at } = cold;
-    // What it may have in memory and has not filled yet is free, too.
+    // The unfilled part of the resident limit is free, too.
     let total = cold.target.map_or(cold.resident, |target| target.max(cold.resident));
     let free =
         total.minus(cold.resident).plus(cold.untouched[1].minus(cold.out).min(cold.resident));
     let waits = waits(&cold);
-    // Who may have more in memory and has not filled that yet lacks nothing.
+    // A VM that has not yet filled its resident limit lacks no memory.
     let is_filling = cold.target.is_some_and(|target| target.minus(cold.resident) >= tuning::UNIT);
     let sign = |least: f64| {
         (waits >= least && !is_filling)
@@ -43,20 +42,20 @@ pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Rea
     Ok(Guest { at, total, free, available: free, demand, pressure })
 }
 
-/// What a touch of a page that is out takes, in seconds.
+/// Duration of a refault, in seconds.
 pub(crate) fn refault_s(cold: &Cold) -> f64 {
     let ns = if cold.refault_ns == 0 { tuning::REFAULT_NS } else { cold.refault_ns as f64 };
     ns / 1e9
 }
 
-/// The share of one vCPU's time for which it waits for what is out.
+/// The share of one vCPU's time for which the VM waits for refaults.
 pub(crate) fn waits(cold: &Cold) -> f64 {
     let waits = cold.refaults_per_s * refault_s(cold);
-    // A rate that cannot be true is no reason to take from the VM.
+    // An implausible rate is no reason to take memory from the VM.
     if waits.is_finite() { waits.max(0.0) } else { 1.0 }
 }
 
-/// The memory that the host's swap takes for what is out.
+/// Memory that the host's swap takes for the pages that are out.
 pub(crate) fn charged(cold: &Cold, swap_cost: f32) -> Bytes {
     #[expect(
         clippy::cast_possible_truncation,
@@ -67,12 +66,12 @@ pub(crate) fn charged(cold: &Cold, swap_cost: f32) -> Bytes {
     cold.out.percent(percent)
 }
 
-/// Whether more may be paged out of a VM before anybody needs it, where so many hundredths of a
-/// percent of its working set may come back in a minute. If not: by how much it is to grow.
+/// Whether more of a VM may be paged out ahead of need, where `points` hundredths of a percent of
+/// its working set may refault in a minute. If not: the amount by which the VM is to grow.
 pub(crate) fn may_go(cold: &Cold, tracking: Option<&Tracking>, points: u16) -> Result<(), Bytes> {
     let set = tracking.and_then(|tracking| tracking.working_set).unwrap_or_default();
     let per_minute = cold.refaulted_per_s.share(60, 1);
-    // Fewer than a few pieces in a minute are nothing.
+    // A few refaults in a minute are ignored.
     let bound = set.share(points.into(), 10_000).max(tuning::FEW_REFAULTS);
     if per_minute <= bound { Ok(()) } else { Err(per_minute) }
 }

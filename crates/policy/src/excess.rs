@@ -1,46 +1,46 @@
-//! Excess space: what is kept free for overloads, and how many VMs fit beside it (Williams 2011
-//! §4.2).
+//! Excess space: memory to keep free for overloads, and the number of VMs that then fit (Williams
+//! 2011 §4.2).
 //!
-//! **Problem.** Memory that is promised twice must be somewhere when both want it. Of `n` VMs that
-//! are overloaded with probability `p` each, at most `k` are so at once with probability
+//! **Problem.** Memory that is promised twice must exist when both VMs want it. Of `n` VMs that
+//! are overloaded with probability `p` each, at most `k` are overloaded at once with probability
 //! Σ C(n,i) pⁱ (1−p)ⁿ⁻ⁱ, i ≤ k. **Rule.** For the `k` that suffices with a given certainty: each
-//! sustained overload needs room for a whole VM, as promised, on one host; each transient one needs
-//! what that VM was given less, anywhere.
+//! sustained overload needs room for a whole VM, as promised, on one host; each transient one
+//! needs the VM's missing memory, on any host.
 //!
 //! Here each VM has its own probability ([`at_most`] convolves them; the paper takes the highest
-//! for all). And overloads that come together are no accident: where it was counted how many VMs
-//! were overloaded at once ([`Together`]), that count stands, and the answer says how much fewer
-//! independent ones would have been.
+//! for all). And overloads that come together are correlated: where simultaneous overloads were
+//! counted ([`Together`]), that count applies, and the result also gives the number for
+//! independent overloads.
 
 use model::{Bytes, Together};
 use serde::{Deserialize, Serialize};
 
-/// What is less probable than this is left out of a distribution's tail.
+/// Smaller probabilities are cut off a distribution's tail.
 const NEGLIGIBLE: f64 = 1e-12;
 
-/// A VM, as far as it matters how often it is overloaded.
+/// A VM's promise, and how often the VM is overloaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Promise {
-    /// What it was promised.
+    /// Memory that the VM was promised.
     pub promised: Bytes,
-    /// What it was given of that.
+    /// Memory that the VM was given of that.
     pub given: Bytes,
-    /// How probable it is at any moment that it is in a transient overload.
+    /// Probability at any moment that the VM is in a transient overload.
     pub transient: f64,
-    /// In a sustained one.
+    /// Probability of a sustained overload.
     pub sustained: f64,
 }
 
-/// How many VMs are overloaded at once, at most, with some certainty.
+/// The largest number of VMs that are overloaded at once, with some certainty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AtOnce {
-    /// So many.
+    /// The number of VMs.
     pub vms: u32,
-    /// So many if they were overloaded independently of each other.
+    /// The number if overloads were independent of each other.
     pub if_independent: u32,
 }
 
-/// What is to be kept free for a number of VMs.
+/// Memory to keep free for a number of VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Need {
     /// Overloads that are sustained.
@@ -49,13 +49,13 @@ pub struct Need {
     pub transient: AtOnce,
     /// Room for VMs that are moved; each lies on one host.
     pub targets: Bytes,
-    /// Room for pages that are swapped out, on whichever hosts.
+    /// Room for swapped-out pages, on any hosts.
     pub repositories: Bytes,
 }
 
 impl Need {
-    /// Of these VMs, with this certainty (0 to 1). `together`: how many of them were overloaded at
-    /// once, as far as that was counted.
+    /// The need of these VMs, with this certainty (0 to 1). `together`: the counts of
+    /// simultaneous overloads among them, where there are counts.
     #[must_use]
     pub fn of(vms: &[Promise], together: &Together, certainty: f64) -> Self {
         let at_once = |p: fn(&Promise) -> f64, counted: &[u64]| {
@@ -74,25 +74,26 @@ impl Need {
         Self { sustained, transient, targets, repositories: largest(withheld, transient.vms) }
     }
 
-    /// All of it.
+    /// The total.
     #[must_use]
     pub const fn sum(&self) -> Bytes {
         self.targets.plus(self.repositories)
     }
 }
 
-/// The sum of the `n` largest ones: nobody knows which of them it will be.
+/// The sum of the `n` largest ones, because any VMs may be the ones overloaded.
 fn largest(sizes: impl Iterator<Item = Bytes>, n: u32) -> Bytes {
     let mut sizes: Vec<Bytes> = sizes.collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.into_iter().take(n as usize).sum()
 }
 
-/// The least `k` for which no more than `k` of these independent events happen at once, with this
-/// certainty. The events' distribution is the convolution of theirs.
+/// The least `k` such that at most `k` of these independent events happen at once, with this
+/// certainty. The distribution of their number is the convolution of the events' distributions.
 #[must_use]
 pub fn at_most(probabilities: impl Iterator<Item = f64>, certainty: f64) -> u32 {
-    // The probability that `first + i` of those so far happen; what is negligible is left out.
+    // `of[i]` is the probability that `first + i` of the events so far happen; negligible ends
+    // are cut off.
     let (mut of, mut first) = (vec![1.0_f64], 0);
     for p in probabilities.map(|p| p.clamp(0.0, 1.0)).filter(|p| *p > 0.0) {
         of.push(0.0);
@@ -115,8 +116,8 @@ pub fn at_most(probabilities: impl Iterator<Item = f64>, certainty: f64) -> u32 
     u32::try_from(first + enough.unwrap_or(of.len() - 1)).unwrap_or(u32::MAX)
 }
 
-/// The least number that was not exceeded in this share of all counts; `counts[n]`: how often there
-/// were `n`.
+/// The least number that was not exceeded in this share of all counts; `counts[n]` is the
+/// frequency of `n`.
 fn counted_at_most(counts: &[u64], certainty: f64) -> u32 {
     let all: u64 = counts.iter().sum();
     let mut sum = 0;
@@ -127,8 +128,8 @@ fn counted_at_most(counts: &[u64], certainty: f64) -> u32 {
     enough.and_then(|n| u32::try_from(n).ok()).unwrap_or(0)
 }
 
-/// How many VMs like `vm` fit into `memory` with what is to be kept free for them (Fig. 5).
-/// `factor`: so many times more are overloaded at once than if they were independent.
+/// The number of VMs like `vm` that fit into `memory` with the memory to keep free for them (Fig.
+/// 5). `factor` is the ratio of simultaneous overloads to their number under independence.
 #[must_use]
 pub fn most(vm: Promise, memory: Bytes, certainty: f64, factor: f64) -> (u32, Need) {
     let need = |n: u32| {
@@ -136,7 +137,7 @@ pub fn most(vm: Promise, memory: Bytes, certainty: f64, factor: f64) -> (u32, Ne
         let at_once = |p: f64| {
             let if_independent = at_most(std::iter::repeat_n(p, n as usize), certainty);
             let vms = (f64::from(if_independent) * factor).ceil();
-            // Not more than there are, and no number that does not fit.
+            // At most `n`, and never a number that does not fit the type.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             AtOnce { vms: (vms as u32).min(n), if_independent }
         };
@@ -144,7 +145,7 @@ pub fn most(vm: Promise, memory: Bytes, certainty: f64, factor: f64) -> (u32, Ne
     };
     let fits = |n: u32| Bytes(vm.given.0 * u64::from(n)).plus(need(n).sum()) <= memory;
     let most = u32::try_from(memory.0 / vm.given.0.max(1)).unwrap_or(u32::MAX);
-    // What n VMs need grows with n: the last one that fits lies between these two.
+    // The need of n VMs grows with n: the last number that fits lies between these two.
     let (mut fit, mut unfit) = (0, most.saturating_add(1));
     while unfit - fit > 1 {
         let middle = fit + (unfit - fit) / 2;
@@ -165,7 +166,7 @@ mod tests {
         transient: 0.16 * 0.96,
         sustained: 0.16 * 0.04,
     };
-    /// As the paper rounds it to 0.97.
+    /// The paper rounds this to 0.97.
     const CERTAINTY: f64 = 0.965;
 
     #[test]
@@ -211,7 +212,8 @@ mod tests {
 
     #[test]
     fn what_was_counted_together_stands_and_shows_what_independence_hides() {
-        // Ten VMs, each overloaded for a tenth of the time: all at once, as their clients are.
+        // Ten VMs, each overloaded for a tenth of the time: all at once, because their clients
+        // are.
         let vms = [Promise { transient: 0.1, sustained: 0.0, ..WEB }; 10];
         let mut transient = vec![0; 11];
         (transient[0], transient[10]) = (900, 100);

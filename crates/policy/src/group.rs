@@ -22,10 +22,10 @@ pub(crate) struct Group<'a> {
     pub(crate) spec: &'a GroupSpec,
     pub(crate) members: Vec<Member>,
     pub(crate) ledger: Ledger,
-    /// When somebody was last short of memory that the group did not have, for all that is known.
+    /// The last time at which a VM was known to be short of memory that the group did not have.
     pub(crate) unmet_at: Time,
     pub(crate) balance: GroupBalance,
-    /// Set when it stays over its budget, with why.
+    /// Set when the group stays over its budget, with the reason.
     pub(crate) over: Option<Reason>,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Group<'a> {
         Self { spec, members, ledger, unmet_at, balance: GroupBalance::default(), over: None }
     }
 
-    /// How it stands towards lending, as long as it has neither lent nor borrowed.
+    /// The group's state for lending, before it has lent or borrowed.
     pub(crate) fn party(&self) -> Party {
         let Ledger { budget, used, promised, reserve, surplus, .. } = self.ledger;
         let short = self.members.iter().find_map(|m| Some((m.name.clone(), m.demand()?)));
@@ -47,7 +47,7 @@ impl<'a> Group<'a> {
         Party { consents: self.spec.lend, surplus, reserve, held, short, lacking }
     }
 
-    /// Decides what happens to every member.
+    /// Decides the change of every member.
     pub(crate) fn decide(
         &mut self,
         host: &mut Headroom,
@@ -81,12 +81,12 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// A balloon that does not follow is asked to stay where it is: a target that is reached at
-    /// some later moment was decided for another world. Only a give-back of base is kept up.
+    /// A balloon that does not follow is asked to stay where it is: a target that is reached
+    /// later was decided for another state. Only a give-back of base is kept up.
     fn withdraw_from_the_stuck(&mut self, rules: Rules, now: Time) {
         for member in &mut self.members {
             let is_known = member.memory.stuck.is_some_and(|stuck| now < stuck.retry_at);
-            // Why nothing more of a paged VM goes out, its worker says.
+            // The worker's report explains why a paged VM does not shrink further.
             let is_stuck = !member.is_paged && member.memory.is_stuck(now);
             if !rules.has(Rule::Uncooperative) || is_known || !is_stuck {
                 continue;
@@ -98,7 +98,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Memory that a balloon has taken and the host has not got goes back to the guest.
+    /// Returns memory to the guest that a balloon has taken and the host has not received.
     fn return_what_is_withheld(&mut self, rules: Rules, now: Time) {
         if !rules.has(Rule::GivesBack) {
             return;
@@ -107,7 +107,7 @@ impl<'a> Group<'a> {
             let Some((withheld, before)) = member.memory.withheld.turns_out(now) else { continue };
             let target = before.map_or(member.target, |held| member.ram.minus(held));
             let counted = member.counted.unwrap_or_default();
-            // The host keeps that much for it already: none is handed out.
+            // The host already backs that much memory for the guest, so nothing is handed out.
             let target = target.min(counted.plus(tuning::uncounted(member.ram)));
             if target > member.target {
                 member.give(target, Reason::Withheld { withheld });
@@ -116,8 +116,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// A guest below base gets all of it back at once when it suffers, or when it cannot be
-    /// believed: a guest that thrashes is too busy to say so.
+    /// A guest below base gets all of its base back at once when it suffers, or when it cannot be
+    /// believed: a guest that thrashes may be too busy to send statistics.
     fn give_back_on_stress(&mut self, rules: Rules, now: Time) {
         if !rules.has(Rule::GiveBack) {
             return;
@@ -129,7 +129,7 @@ impl<'a> Group<'a> {
             }
             let reason = match &member.guest {
                 Ok(guest) => guest.pressure.map(|pressure| Reason::GiveBack { pressure, base }),
-                // A guest that was just found has not had the time to say anything.
+                // A guest that was just found has not had the time to send statistics.
                 Err(_) if now.since(member.memory.seen_at) <= tuning::STALE_AFTER => None,
                 Err(_) => Some(Reason::BlindGiveBack { base }),
             };
@@ -139,8 +139,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Where nothing is on its way back although the group is over its budget, nor will be soon,
-    /// its operator is to know.
+    /// Tells the operator when the group is over its budget and nothing is on its way back, now
+    /// or soon.
     fn say_that_it_stays_over(&mut self, returning: Bytes) {
         let deficit = self.ledger.deficit;
         let is_soon = |reason: &Reason| {
@@ -174,7 +174,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Grants come back while all that may be touched does not fit below a limit of a cgroup.
+    /// Takes grants back while the memory that may be touched does not fit below a cgroup's
+    /// limit.
     fn take_above_ceilings(&mut self, ceilings: &mut Ceilings, rules: Rules, now: Time) {
         for member in self.members.iter_mut().filter(|m| !m.grant().is_zero()) {
             // Memory that is being taken for another reason counts here, too.
@@ -194,7 +195,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Gifts that were decided are cut to what fits below the limits of cgroups.
+    /// Cuts grants that were decided to the amount that fits below the limits of cgroups.
     fn stay_below_ceilings(&mut self, ceilings: &mut Ceilings) {
         for member in &mut self.members {
             let Some(change) = member.change.as_ref().filter(|change| !change.is_take) else {
@@ -212,11 +213,11 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Hands out the surplus as the group's policy says, and collects idle memory for who is short.
-    /// A deficit leaves nothing to hand out, but where no grant is `returning`, nothing but idle
+    /// Hands out the surplus by the group's policy, and collects idle memory for VMs that are
+    /// short. A deficit leaves nothing to hand out, but where no grant is `returning`, only idle
     /// memory can end it.
     fn reprovision(&mut self, returning: Bytes, host: &mut Headroom, rules: Rules, now: Time) {
-        // What is borrowed does not spare the group its own idle memory.
+        // Borrowed memory does not spare the group's own idle memory.
         if let Some((shortest, lacking)) = self.unmet() {
             self.unmet_at = now;
             if self.spec.lend && self.ledger.borrowed.is_zero() {
@@ -242,7 +243,8 @@ impl<'a> Group<'a> {
                 }
                 _ => Reason::Share { share },
             };
-            // What others give up counts when the host has it, so the surplus bounds every gift.
+            // Memory that others give up counts once the host has it, so the surplus bounds every
+            // grant.
             let wanted = share.minus(member.grant()).min(tuning::UNIT).min(surplus);
             if self.ledger.deficit.is_zero() && member.grant().minus(share) >= tuning::UNIT {
                 shrink_to_share(member, share, rules, now);
@@ -260,7 +262,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What nobody needs of its own surplus, after all that was decided.
+    /// The group's own surplus that no VM needs, after all decisions.
     pub(crate) fn spare(&self) -> Bytes {
         let given = |member: &Member| {
             let target = member.change.as_ref().map(|change| change.target);
@@ -270,15 +272,15 @@ impl<'a> Group<'a> {
         self.ledger.surplus.minus(self.ledger.borrowed).minus(given)
     }
 
-    /// The member that is shortest, and what those that are short lack beyond what is the group's
-    /// own.
+    /// The member that is shortest, and the need of all short members beyond the group's own
+    /// surplus.
     fn unmet(&self) -> Option<(usize, Bytes)> {
         let own = self.ledger.surplus.minus(self.ledger.borrowed);
         self.shares(own).map_or_else(|| self.lacking(own), |shares| shares.unmet)
     }
 
-    /// What the group's policy wants each member to hold above its base while there is this
-    /// `surplus`; `None`: it does not share out a surplus but all memory.
+    /// Each member's memory above its base by the group's policy with this `surplus`; `None`: the
+    /// policy does not share out a surplus but all memory.
     fn shares(&self, surplus: Bytes) -> Option<Shares> {
         let policy = reprovision::policy(self.spec.policy)?;
         let standings: Vec<Standing> = self.members.iter().map(standing).collect();
@@ -286,7 +288,7 @@ impl<'a> Group<'a> {
         Some(policy.share(&standings, grants.plus(surplus)))
     }
 
-    /// Gives base back to members that were shrunk, once nobody is short any more. Base is
+    /// Gives base back to members that were shrunk, once no VM is short any more. Base is
     /// guaranteed: it needs no surplus, and where grants are in its way, the deficit that follows
     /// takes them back.
     fn restore_base(&mut self, now: Time) {
@@ -302,7 +304,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Pages out what VMs do not touch before anybody needs it, as far as the group wants that.
+    /// Pages out untouched memory of VMs ahead of need, up to the group's bound on refaults.
     fn page_out_ahead(&mut self, rules: Rules, now: Time) {
         let ColdSpec::Ahead(points) = self.spec.cold else { return };
         for member in self.members.iter_mut().filter(|member| member.change.is_none()) {
@@ -346,7 +348,7 @@ fn shrink_to_share(member: &mut Member, share: Bytes, rules: Rules, now: Time) {
     }
 }
 
-/// Why a member that is short gets nothing; `motive` is why it would have got something.
+/// Why a member that is short gets nothing; `motive` is the reason that a grant would have had.
 fn why_no_more(member: &Member, motive: Reason) -> Reason {
     if let Some(reason) = member.blocked.as_ref().or(member.avoided.as_ref()) {
         reason.clone()

@@ -1,19 +1,20 @@
 //! The one gate through which memory is taken from a VM. It holds the safety rules.
 //!
-//! The gate answers how low a VM's target may go now, or why it may not go down at all. Rules that
-//! protect a guest's correctness (fresh and plausible statistics, `min`, migration, no kill of
-//! late) hold for every purpose.
+//! The gate returns how low a VM's target may go now, or why it may not go down at all. Rules
+//! that protect a guest's correctness (fresh and plausible statistics, `min`, migration, no
+//! recent kill) hold for every purpose.
 //!
-//! **A guest without swap** dies where others wait, so everything holds for it whatever memory is
-//! taken for: calm, back-off, its margin, its base. It gives what it has left free for long, in
-//! small steps, and each step waits for statistics that were made after the one before had arrived.
+//! **A guest without swap** loses programs where others wait, so all rules hold for it for every
+//! purpose: calm, back-off, its margin, its base. It gives memory that was free for long, in
+//! small steps, and each step waits for statistics that are newer than the arrival of the
+//! previous step.
 //!
-//! **A guest with swap** keeps its margin and its comfort (pressure, calm, back-off) too, but when
-//! its group is over its budget or the host is short, its grants come back all the same: to leave
-//! them would take memory from a VM or group that pays for it, above all from a group that has lent
-//! it. It then swaps as it would without its grants. A guest that has next to nothing available and
-//! does not swap has nowhere to put what it uses, whatever the configuration says of it: nothing is
-//! taken from it.
+//! **A guest with swap** keeps its margin and its comfort (pressure, calm, back-off) too. But
+//! when its group is over its budget or the host is short, its grants come back all the same:
+//! otherwise memory would be taken from a VM or group that pays for it, above all from a group
+//! that has lent it. The guest then swaps as it would without its grants. A guest that has almost
+//! nothing available and does not swap has no place for its pages, even if it is configured as
+//! one with swap: nothing is taken from it.
 
 use model::{Bytes, Reason, Time, reason::Pressure};
 
@@ -24,14 +25,14 @@ use crate::{
     tuning,
 };
 
-/// What memory is taken for.
+/// The purpose of a take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Idle memory for somebody who is short.
+    /// Idle memory goes to a VM that is short.
     Idle,
-    /// Towards the VM's share.
+    /// The VM shrinks towards its share.
     Share,
-    /// Where it saves more misses.
+    /// Memory goes where it saves more misses.
     Balance,
     /// The VM holds more than its maximum.
     Maximum,
@@ -56,11 +57,11 @@ impl Purpose {
     }
 }
 
-/// How low the target of `member` may go now, at most by `wanted`.
+/// The lowest target of `member` now, at most `wanted` below its current target.
 ///
 /// # Errors
 ///
-/// The rule that forbids taking anything worth the balloon's work.
+/// The rule that forbids a take worth the balloon's work.
 pub(crate) fn lowest_target(
     member: &Member,
     wanted: Bytes,
@@ -98,9 +99,9 @@ pub(crate) fn lowest_target(
         if rules.has(Rule::Calm) && ago < tuning::CALM {
             return Err(Reason::NotCalm { ago, needed: tuning::CALM });
         }
-        // What it misses then was weighed against what others miss.
+        // The member's misses were weighed against other members' misses.
         if let Err(reason) = is_not_backing_off(member, rules, now) {
-            // Which mistakes those were says little of what it has not touched for a minute.
+            // Those mistakes say little about memory that was not touched for a minute.
             wanted = wanted.min(guest.free);
             if wanted < tuning::STEP_MIN {
                 return Err(reason);
@@ -116,7 +117,8 @@ pub(crate) fn lowest_target(
     }
 
     let floor = match purpose {
-        // A guest that wakes without swap dies before its memory is back: it keeps its base.
+        // A guest without swap that wakes loses programs before its memory is back: it keeps its
+        // base.
         Purpose::Idle | Purpose::Balance if keeps_what_it_uses => member.limits.base,
         Purpose::Balance if is_above_base => member.limits.base,
         Purpose::Idle | Purpose::Balance if rules.has(Rule::Minimum) => member.limits.min,
@@ -132,7 +134,7 @@ pub(crate) fn lowest_target(
         is_watched(member)?;
     }
     let mut amount = wanted.min(above_floor);
-    // Paging takes small steps by itself, and no guest stands still for them.
+    // Paging takes small steps by itself, and stops no guest.
     let is_gentle = member.is_paged && purpose == Purpose::Balance;
     if rules.has(Rule::InflationCap) && !is_gentle {
         let percent = purpose.step_percent();
@@ -147,7 +149,7 @@ pub(crate) fn lowest_target(
             let arrived = if keeps_what_it_uses { asked.arrived_at } else { None };
             asked.is_take && guest.at <= arrived.unwrap_or(asked.said_at)
         };
-        // What it had free then is not free twice.
+        // Free memory in statistics from before the last step is not free twice.
         if member.memory.asked.as_ref().is_some_and(before_the_last_step) {
             return Err(Reason::InFlight { target: member.target });
         }

@@ -1,32 +1,33 @@
-//! How a VM changes hosts: who writes what down, and does what, so that it runs on exactly one.
+//! The handover of a VM between hosts: the steps of either host, such that the VM runs exactly
+//! once.
 //!
-//! **Problem.** Two daemons move one guest, and either may die at any instant, and so may the
-//! network between them. A guest that runs twice destroys its disks; one that waits for a dead
-//! daemon is lost as well. **Idea.** Each host writes steps of its own, ahead of what they mean,
-//! and neither remembers anything else: what comes next follows from the steps and from what its
-//! QEMU says. So whoever comes back goes on.
+//! **Problem.** Two daemons move one guest. Either may die at any instant, and so may the network
+//! between them. A guest that runs twice destroys its disks; one that waits for a dead daemon is
+//! lost as well. **Idea.** Each host persists its own steps before it acts on them, and neither
+//! keeps other state: the next action follows from the steps and from the state of its QEMU. So a
+//! daemon that comes back continues.
 //!
 //! ```text
 //! target  starts a QEMU that waits, paused       ─► Prepared
 //! source  sees Prepared                          ─► Moving, then has QEMU migrate
-//! source  sees its QEMU done for good            ─► Switched: it never runs again by itself
+//! source  sees that its QEMU has handed over     ─► Switched: it never runs again by itself
 //! target  sees Switched                          ─► Runs, then lets its QEMU run
 //! source  sees Runs                              ─► Left, then ends its QEMU
 //! ```
 //!
-//! The source's QEMU alone knows whether it has handed the guest over: it says `completed` or
-//! `failed`, once, and runs on by itself after the latter. The target's QEMU is started paused, so
-//! it runs only when `Switched` is written. Where it dies before `Runs` is, the source takes the
-//! guest back. A source's QEMU that is gone does not run, so the target may try.
+//! Only the source's QEMU knows whether it has handed the guest over: it reports `completed` or
+//! `failed`, once, and runs on by itself after the latter. The target's QEMU is started paused,
+//! so it runs only when `Switched` is written. If it dies before `Runs` is written, the source
+//! takes the guest back. A source's QEMU that is gone does not run, so the target may try.
 //!
-//! Neither host waits for one that is not heard of any more. A step is written only if the other
-//! host's step is still the one that was seen when it was decided: so where both decide at once,
-//! one of them is refused and looks again. (The source may take back what it has switched only
-//! before the target says `Runs`, and the target may say `Runs` only before that.)
+//! Neither host waits for a peer that has gone silent. A step is written by compare-and-swap
+//! against the other host's step: if that has changed since the decision, the write is refused
+//! and the host looks again. (The source may take back a switched guest only before the target
+//! writes `Runs`, and the target may write `Runs` only before that.)
 //!
-//! A guest that leaves before all of it is there (postcopy) can only go on. While it is in both,
-//! the death of either QEMU loses it, and where the network breaks it waits: that is not mended
-//! here.
+//! A guest that leaves before all of it has arrived (postcopy) can only go forward. While it is
+//! on both hosts, the death of either QEMU loses it, and a network failure makes it wait. This
+//! module does not handle that.
 
 use core::net::IpAddr;
 
@@ -34,20 +35,20 @@ use model::words::{of_others, plain};
 use model::{GroupName, NamePattern, VmName};
 use serde::{Deserialize, Serialize};
 
-/// What the source has written down.
+/// The source's persisted step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "step")]
 pub enum SourceStep {
-    /// QEMU is told to migrate after this.
+    /// QEMU is told to migrate after this step.
     Moving,
-    /// The guest leaves before all of it is there (postcopy); QEMU is told so after this.
+    /// The guest leaves before all of it has arrived (postcopy); QEMU is told so after this step.
     Hastening,
-    /// The guest does not run here any more.
+    /// The guest no longer runs here.
     Switched,
-    /// The target runs it; the QEMU here is ended after this.
+    /// The target runs the guest; the QEMU here is ended after this step.
     Left,
-    /// Nothing came of it, and it never ran there: it runs here again after this, if its QEMU has
-    /// it.
+    /// The move has failed, and the guest never ran on the target: it runs here again after this
+    /// step, if the QEMU here has it.
     Stayed {
         /// Why.
         #[serde(deserialize_with = "of_others")]
@@ -55,19 +56,20 @@ pub enum SourceStep {
     },
 }
 
-/// What the target has written down.
+/// The target's persisted step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "step")]
 pub enum TargetStep {
     /// A QEMU waits for the guest.
     Prepared {
-        /// Where, as QEMU's `migrate` has it.
+        /// The address, in the form of QEMU's `migrate`.
         #[serde(deserialize_with = "of_others")]
         address: String,
     },
-    /// The guest runs here after this.
+    /// The guest runs here after this step.
     Runs,
-    /// It never ran here, and never will by this intent; the QEMU here is ended after this.
+    /// The guest never ran here, and never will by this intent; the QEMU here is ended after this
+    /// step.
     Refused {
         /// Why.
         #[serde(deserialize_with = "of_others")]
@@ -75,36 +77,36 @@ pub enum TargetStep {
     },
 }
 
-/// What the source's QEMU says.
+/// The state of the source's QEMU.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SourceQemu {
-    /// No migration was begun in this life of it.
+    /// No migration was started in this QEMU process.
     Untouched,
-    /// It sends the guest, which runs here.
+    /// It sends the guest, which still runs here.
     Sending {
-        /// It has done so for too long: the guest writes faster than it is sent.
+        /// The guest dirties memory faster than it is sent, and sending takes too long.
         is_slow: bool,
     },
-    /// The guest has left for the target, which still gets pages from here (postcopy).
+    /// The guest runs on the target, which still fetches pages from here (postcopy).
     Serving,
     /// The guest was handed over.
     Completed,
-    /// It failed or was called off, and the guest runs here.
+    /// The migration failed or was cancelled, and the guest runs here.
     Failed(String),
-    /// There is no such QEMU any more.
+    /// The QEMU has ended.
     Gone,
-    /// It was not found yet, and nothing was written of it.
+    /// The QEMU was not found yet, and nothing was recorded about it.
     Unknown,
 }
 
-/// What the target's QEMU says.
+/// The state of the target's QEMU.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TargetQemu {
-    /// It was not started yet.
+    /// It is not started yet.
     Absent,
-    /// It waits for a guest, or gets it.
+    /// It waits for a guest, or receives one.
     Waiting {
-        /// Where it listens.
+        /// The address at which it listens.
         address: String,
     },
     /// It has the guest, paused.
@@ -115,62 +117,63 @@ pub enum TargetQemu {
     Gone(String),
 }
 
-/// What the source does next.
+/// The source's next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceDeed {
-    /// Nothing: it waits for the other, or for QEMU.
+    /// Wait for the other host, or for QEMU.
     Wait,
-    /// Nothing, ever: this intent has ended.
+    /// Nothing: this intent has ended.
     Nothing,
-    /// Writes this down.
+    /// Write this step.
     Write(SourceStep),
-    /// Has everything given back that the guest has elsewhere, and QEMU send it there.
+    /// Have all memory of the guest that is elsewhere brought back, and have QEMU send the guest
+    /// to this address.
     Send(String),
-    /// Has the guest leave at once, and what it lacks there follow (postcopy).
+    /// Switch the guest over at once; the remaining pages follow (postcopy).
     Hasten,
-    /// Calls the migration off.
+    /// Cancel the migration.
     CallOff,
-    /// Lets the guest run again.
+    /// Let the guest run again.
     Resume,
-    /// Ends QEMU.
+    /// End QEMU.
     End,
 }
 
-/// What the target does next.
+/// The target's next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetDeed {
-    /// Nothing: it waits for the other, or for QEMU.
+    /// Wait for the other host, or for QEMU.
     Wait,
-    /// Nothing, ever: this intent has ended.
+    /// Nothing: this intent has ended.
     Nothing,
-    /// Writes this down.
+    /// Write this step.
     Write(TargetStep),
-    /// Starts a QEMU that waits for the guest, paused.
+    /// Start a QEMU that waits for the guest, paused.
     Start,
-    /// Lets the guest run.
+    /// Let the guest run.
     Run,
-    /// Ends QEMU.
+    /// End QEMU.
     End,
 }
 
-/// What a host sees of an intent, beside its own QEMU.
+/// A host's knowledge of an intent, in addition to the state of its own QEMU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen<'a> {
-    /// What the source has written; on the target it may be old.
+    /// The source's step; on the target it may be old.
     pub source: Option<&'a SourceStep>,
-    /// What the target has written; on the source it may be old.
+    /// The target's step; on the source it may be old.
     pub target: Option<&'a TargetStep>,
-    /// The intent was withdrawn.
+    /// Whether the intent was withdrawn.
     pub is_late: bool,
-    /// The other host has not been heard of for a while.
+    /// Whether the other host has been silent for a while.
     pub is_alone: bool,
-    /// Why this host's own configuration forbids it ([`barred`]); `None`: it does not.
+    /// Why this host's own configuration forbids the move ([`barred`]); `None`: it is allowed.
     pub bar: Option<&'a str>,
 }
 
-/// Why this host takes no part in moving `vm`, which the intent says is in `group`; `None`: it
-/// does. Neither the other host nor a controller is trusted with that: `movable` and `own`, the
-/// group that the VM has here, come from this host's own configuration.
+/// Why this host takes no part in moving `vm`, which the intent places in `group`; `None`: it
+/// takes part. Neither the other host nor a controller is trusted with that decision: `movable`
+/// and `own`, the VM's group here, come from this host's own configuration.
 #[must_use]
 pub fn barred(
     vm: &VmName,
@@ -194,8 +197,8 @@ pub fn barred(
     }
 }
 
-/// Whether it is `tcp:` with an IP address and a port: QEMU runs commands and writes files for
-/// other words, and the address is another host's.
+/// Whether `address` is `tcp:` with an IP address and a port. QEMU runs commands and writes files
+/// for other schemes, and the address comes from another host.
 fn is_address(address: &str) -> bool {
     let parts = address.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':'));
     parts.is_some_and(|(host, port)| {
@@ -205,14 +208,14 @@ fn is_address(address: &str) -> bool {
     })
 }
 
-/// Why an intent comes to nothing.
+/// A reason to abandon an intent.
 const LATE: &str = "it took too long";
-/// The same.
+/// A reason to abandon an intent.
 const NOWHERE: &str = "the other host names no address to send it to";
-/// The same.
+/// A reason to abandon an intent.
 const ALONE: &str = "the other host is not heard of";
 
-/// What the source does next.
+/// Decides the source's next action.
 #[must_use]
 pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
     use SourceDeed::{CallOff, End, Hasten, Nothing, Resume, Send, Wait, Write};
@@ -251,7 +254,8 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
         (Some(SourceStep::Hastening), SourceQemu::Sending { .. }) => Hasten,
         (Some(SourceStep::Moving), SourceQemu::Sending { is_slow: false }) => Wait,
         (Some(SourceStep::Moving | SourceStep::Hastening), SourceQemu::Failed(why)) => stayed(why),
-        // What is gone cannot run: whether the target has it all, its QEMU knows.
+        // A QEMU that is gone cannot run the guest. Only the target's QEMU knows whether it has
+        // all of it.
         (
             Some(SourceStep::Moving | SourceStep::Hastening),
             SourceQemu::Serving | SourceQemu::Completed | SourceQemu::Gone,
@@ -269,7 +273,7 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
     }
 }
 
-/// What the target does next.
+/// Decides the target's next action.
 #[must_use]
 pub fn target(seen: Seen<'_>, qemu: &TargetQemu) -> TargetDeed {
     use TargetDeed::{End, Nothing, Run, Start, Wait, Write};
@@ -293,7 +297,7 @@ pub fn target(seen: Seen<'_>, qemu: &TargetQemu) -> TargetDeed {
             (_, TargetQemu::Absent) => refused("its QEMU has ended"),
             (Some(SourceStep::Switched), TargetQemu::Received) => Write(TargetStep::Runs),
             (Some(SourceStep::Stayed { why }), _) => refused(why),
-            // What it has received may be all that there is of the guest (postcopy).
+            // After postcopy has started, the target's QEMU may hold the only complete guest.
             (None | Some(SourceStep::Moving), TargetQemu::Waiting { .. }) if is_alone => {
                 refused(ALONE)
             }

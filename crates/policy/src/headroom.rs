@@ -1,15 +1,15 @@
-//! The host's headroom: what all groups together may still be granted.
+//! The host's headroom: memory that may still be granted to all groups together.
 //!
-//! A group's surplus is only as good as the memory of the host under it: where more was sold than
-//! there is, or something else on the host grew, the ledgers add up to more than exists. So every
-//! grant also has to fit between `MemAvailable` and the host's reserve, and when the reserve itself
-//! is touched, every grant of every group comes back at once.
+//! A group's surplus needs memory of the host behind it. Where more was sold than there is, or
+//! another program on the host grew, the ledgers add up to more than exists. So every grant also
+//! has to fit between `MemAvailable` and the host's reserve. When the reserve itself is touched,
+//! every grant of every group comes back at once.
 
 use model::{Bytes, HostReading, Reading, Reason, Time};
 
 use crate::{Rule, Rules, tuning};
 
-/// What is left to grant on the host in this tick.
+/// Memory left to grant on the host in this tick.
 #[derive(Debug)]
 pub(crate) struct Headroom {
     left: Bytes,
@@ -19,8 +19,8 @@ pub(crate) struct Headroom {
 }
 
 impl Headroom {
-    /// Measures the host; `promised` is what all groups were granted and have not touched, `cached`
-    /// what is in caches and gives way at once.
+    /// Measures the host. `promised` is memory that all groups were granted and have not touched;
+    /// `cached` is memory in caches, which can be freed at once.
     pub(crate) fn measure(
         host: Option<Reading<HostReading>>,
         reserve: Option<Bytes>,
@@ -46,17 +46,17 @@ impl Headroom {
         }
     }
 
-    /// What has not been claimed.
+    /// The unclaimed rest.
     pub(crate) fn left(&self) -> Bytes {
         self.left
     }
 
-    /// Why there is no more.
+    /// The reason for no more.
     pub(crate) fn refusal(&self) -> Reason {
         self.refusal.clone()
     }
 
-    /// Reserves up to `wanted`; answers what was left, or why nothing was.
+    /// Reserves up to `wanted`. Returns the reserved amount, or the reason for none.
     pub(crate) fn claim(&mut self, wanted: Bytes) -> Result<Bytes, Reason> {
         let granted = wanted.min(self.left);
         if granted < tuning::STEP_MIN.min(wanted) {

@@ -1,9 +1,10 @@
-//! Idle memory moves to who is short: from the members that leave most unused, grants before base.
+//! Idle memory moves to VMs that are short: from the members with most unused memory, grants
+//! before base.
 //!
-//! Only memory that the guest has *free* is taken, beyond a margin that it keeps: what page cache
-//! is worth needs a miss-ratio curve, and guessing at it is what users complain about most. And
-//! only where taking frees something: inflating a balloon over pages that were never touched gives
-//! the host nothing, and untouched memory is counted as surplus already.
+//! Only *free* memory of the guest is taken, beyond a margin that it keeps. The value of page
+//! cache is only known from a miss-ratio curve, and a guess at it is the most common complaint of
+//! users. Also, memory is only taken where that frees host memory: inflating a balloon over
+//! untouched pages gives the host nothing, and untouched memory already counts as surplus.
 
 use std::cmp::Reverse;
 
@@ -16,7 +17,7 @@ use crate::{
     tuning,
 };
 
-/// Takes up to `wanted` for `needed_by` from the others. Answers what was taken.
+/// Takes up to `wanted` for `needed_by` from the other members. Returns the amount taken.
 pub(crate) fn collect(
     members: &mut [Member],
     wanted: Bytes,
@@ -48,11 +49,12 @@ pub(crate) fn collect(
     taken
 }
 
-/// What the ledger gains at most by shrinking `member`: an untouched grant, and memory that the
-/// guest once touched, has free now, and that the host still keeps for it.
+/// The ledger's largest gain from shrinking `member`: an untouched grant, and free memory of the
+/// guest that it once touched and the host still backs.
 fn freed_by_taking(member: &Member) -> Bytes {
     let free = member.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free);
-    // A guest that counts more than its balloon leaves it has memory of other devices, too.
+    // A guest that counts more memory than its balloon leaves it also has memory of other
+    // devices.
     let total = member.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.total);
     let needed = member.limit().max(total).minus(free);
     member.promised().plus(member.used.minus(needed))

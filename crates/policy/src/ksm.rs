@@ -1,15 +1,16 @@
-//! Whom the kernel's own merging (KSM) may serve: VMs whose QEMU was started without the shim.
+//! The VMs that the kernel's own merging (KSM) may serve: those whose QEMU was started without
+//! the shim.
 //!
-//! KSM knows no groups: it merges whatever is marked mergeable on the host, and a guest can tell by
-//! the time of a write that somebody else has the same page. So it may only work where everybody is
-//! of one group: every VM that was found belongs to it, and every process that has mergeable memory
-//! is one of these VMs. A process of which that is not known counts as a stranger. What is found to
-//! be otherwise stops it at once; that it may begin, or that what was changed is put back (which
-//! unmerges, and costs the time and memory of copying everything), has to be settled for a while
-//! ([`tuning::KSM_SETTLED`]).
+//! KSM knows no groups: it merges all memory that is marked mergeable on the host, and a guest
+//! can tell by the time of a write that another VM has the same page. So KSM may only work where
+//! all memory belongs to one group: every VM that was found belongs to it, and every process that
+//! has mergeable memory is one of these VMs. A process whose state is unknown counts as a
+//! stranger. A violation stops KSM at once. The condition must hold for a while
+//! ([`tuning::KSM_SETTLED`]) before KSM starts, and its failure before KSM is put back (which
+//! unmerges, and costs the time and memory of copying all merged pages).
 //!
-//! Leaves out how the processes are found, and that one may have come since they were last looked
-//! at: no older look than [`tuning::KSM_LOOK_FRESH`] counts.
+//! Leaves out how the processes are found, and that a new one may have appeared since the last
+//! scan: a scan older than [`tuning::KSM_LOOK_FRESH`] does not count.
 
 use std::collections::BTreeSet;
 
@@ -20,11 +21,11 @@ use model::{
 
 use crate::tuning;
 
-/// The group whose VMs KSM may merge as far as VMs are concerned; `observed` are the VMs that are
+/// The group whose VMs KSM may merge by the state of all VMs; `observed` are the VMs that are
 /// known to be without the shim.
 ///
 /// # Errors
-/// Why it may merge none.
+/// The reason why KSM may merge no VM.
 pub fn group_of<'a>(
     spec: &'a Spec,
     view: &HostView,
@@ -38,7 +39,7 @@ pub fn group_of<'a>(
         return Err(KsmRefusal::Unneeded);
     };
     for (name, vm) in &view.vms {
-        // Until QEMU answers, all that is known is what its socket is called.
+        // Until QEMU answers, only the name of its socket is known.
         if vm.ram.is_zero() {
             return Err(KsmRefusal::Nameless(name.clone()));
         }
@@ -53,15 +54,14 @@ pub fn group_of<'a>(
     Ok(group)
 }
 
-/// Which processes of the host have mergeable memory, as it was last looked; or why that could not
-/// be seen.
+/// The result of the latest scan for processes with mergeable memory, or its error.
 pub type Look = Result<Vec<Mergeable>, String>;
 
-/// Nothing, if the VMs of `view` alone have memory that KSM could merge, by the latest look at all
+/// Checks that only VMs of `view` have memory that KSM could merge, by the latest scan of all
 /// processes.
 ///
 /// # Errors
-/// Who else has, or may have.
+/// The process that has such memory too, or may have.
 pub fn no_strangers(
     view: &HostView,
     look: Option<&Reading<Look>>,
@@ -90,14 +90,14 @@ pub fn no_strangers(
     })
 }
 
-/// Remembers for how long the answer has been the same.
+/// Remembers how long the answer has been the same.
 #[derive(Clone, Debug, Default)]
 pub struct Patience {
     last: Option<(Option<GroupName>, Time)>,
 }
 
 impl Patience {
-    /// What KSM is to do while it may serve `group`, or nobody; `rate` is that group's scan rate.
+    /// The order for KSM while it may serve `group`, or none; `rate` is that group's scan rate.
     pub fn order(
         &mut self,
         group: Option<&GroupName>,
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(why.to_string(), "kernel KSM is not driven (`ksm = \"off\"` in [host])");
     }
 
-    /// One second ago these processes had mergeable memory.
+    /// A scan one second ago that found these processes.
     fn look(processes: &[Mergeable]) -> Reading<Look> {
         Reading::new(Ok(processes.to_vec()), Time(1_000))
     }

@@ -1,30 +1,29 @@
-//! The ledger of a group: where its memory is, in physical bytes (Kim 2014 §4.2.2).
+//! The ledger of a group: the location of its memory, in physical bytes (Kim 2014 §4.2.2).
 //!
 //! ```text
 //!   budget ├───────────── used ─────────────┼─ promised ─┼─ surplus ─┼─ reserve ─┤
 //! ```
 //!
-//! `used` is what the VMs occupy on the host, so untouched memory, memory that a guest reported
-//! free and ballooned memory all show up in one place: `used` falls. `promised` is what was granted
-//! above base and not touched yet: it will be, so it is not granted twice. Untouched memory *below*
-//! base is lent softly: its owner may touch it at any moment without asking, which may turn into a
-//! deficit, and then grants come back. The reserve covers that moment, and merged pages that are
-//! written to, and freed ones that are used again: it is a part of the budget, but never more than
-//! all that could come back so.
+//! `used` is the memory that the VMs occupy on the host. So untouched memory, memory that a guest
+//! reported free and ballooned memory have the same effect: `used` falls. `promised` is memory
+//! granted above base and not touched yet: it will be, so it is not granted twice. Untouched
+//! memory *below* base is lent softly: its owner may touch it at any moment without asking. That
+//! may cause a deficit, and then grants come back. The reserve covers that moment, writes to
+//! merged pages, and reuse of freed ones. It is a part of the budget, but never more than all
+//! that could come back in this way.
 //!
-//! What is lent to another group goes off the surplus, and what is borrowed comes on top of the
-//! budget ([`crate::lending`]): the sum over all groups stays what it was.
+//! A loan to another group reduces the surplus, and borrowed memory adds to the budget
+//! ([`crate::lending`]): the sum over all groups stays the same.
 //!
-//! A VM that cannot be counted on the host is taken to use all that it may. That errs on the safe
-//! side for handing out, but not for taking back: a daemon that has just started knows no VM's
-//! memory yet, and must not revoke grants over a deficit that is only a guess.
+//! A VM that cannot be counted on the host counts as using all that it may. That is the safe side
+//! for handing out, but not for taking back: a daemon that has just started knows no VM's memory
+//! yet, and must not revoke grants for a deficit that is only a guess.
 
 use model::{Bytes, Ledger};
 
 use crate::{member::Member, tuning};
 
-/// Draws up the ledger of a group that pays for `budget` (`None`: what its
-/// members are paid for, their base).
+/// Draws up the ledger of a group that pays for `budget` (`None`: the sum of its members' base).
 pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
     let budget = budget.unwrap_or_else(|| members.iter().map(|member| member.paid).sum());
     let used: Bytes = members.iter().map(|m| m.used).sum();
@@ -45,18 +44,18 @@ pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
     }
 }
 
-/// What a member may occupy beyond what is counted, without being given anything.
+/// Memory that a member may occupy beyond the counted amount, without a further grant.
 fn could_come_back(member: &Member) -> Bytes {
     member.limit().minus(member.used.plus(member.promised()))
 }
 
-/// Another group may use `amount` of what `ledger` leaves idle: at most its surplus.
+/// Lends `amount` of the idle memory of `ledger` to another group: at most its surplus.
 pub(crate) fn lend(ledger: &mut Ledger, amount: Bytes) {
     ledger.lent = ledger.lent.plus(amount);
     ledger.surplus = ledger.surplus.minus(amount);
 }
 
-/// The group of `ledger` may use `amount` of another group's budget.
+/// Borrows `amount` of another group's budget for the group of `ledger`.
 pub(crate) fn borrow(ledger: &mut Ledger, amount: Bytes) {
     let spoken_for = ledger.used.plus(ledger.promised).plus(ledger.reserve).plus(ledger.lent);
     ledger.borrowed = ledger.borrowed.plus(amount);

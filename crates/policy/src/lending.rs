@@ -1,4 +1,4 @@
-//! Lending: what one group leaves idle serves another that is short (Kim 2014 §7.1).
+//! Lending: one group's idle memory serves another group that is short (Kim 2014 §7.1).
 //!
 //! Only a right moves, the right to physical bytes, from one ledger to another and only between
 //! groups that both take part (`lend = true`). No page ever does: groups share nothing, and see
@@ -6,21 +6,21 @@
 //!
 //! ```text
 //! idle (lender)   = surplus − reserve, once none of its VMs has been short for LEND_AFTER
-//! held (borrower) = what it occupies, was granted and keeps in reserve beyond its budget
-//! loan            = min(idle, min(held, loan before) + what its short VMs may be granted now)
+//! held (borrower) = memory that it occupies, was granted and keeps in reserve beyond its budget
+//! loan            = min(idle, min(held, loan before) + the grants possible now to its short VMs)
 //! ```
 //!
-//! A loan is worked out anew in each tick. So nothing that should end it can be missed: in the tick
-//! in which a VM of the lender is short, a group withdraws its consent, or the host is short, it is
-//! gone, and the borrower's ledger shows a deficit, for which grants are taken back
-//! ([`crate::revoke`]). The lender does not wait for that: it hands out what is its own as long as
+//! A loan is computed afresh in each tick, so no event that should end it can be missed. It ends
+//! in the tick in which a VM of the lender is short, a group withdraws its consent, or the host
+//! is short. The borrower's ledger then shows a deficit, for which grants are taken back
+//! ([`crate::revoke`]). The lender does not wait for that: it hands out its own memory as long as
 //! the host has it ([`crate::headroom`]), and base needs no surplus at all.
 //!
-//! While it lends, the lender's worker looks for identical pages at the cost of the borrower, and
-//! as fast as the borrower's swapping calls for ([`crate::scan_rate`]). One worker has one payer,
-//! so a group lends to one other group at a time.
+//! While the loan lasts, the lender's worker scans for identical pages at the borrower's cost,
+//! and as fast as the borrower's swapping requires ([`crate::scan_rate`]). One worker has one
+//! payer, so a group lends to one other group at a time.
 //!
-//! Forgetting all loans (a restart) is harmless: what is borrowed is a deficit then.
+//! The loss of all loans (a restart) is harmless: borrowed memory then is a deficit.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -28,24 +28,24 @@ use model::{Bytes, GroupName, Loan, Reason, Time, VmName, reason::Pressure};
 
 use crate::tuning;
 
-/// What lending needs to know of a group.
+/// The data about a group that lending needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Party {
-    /// Whether it takes part.
+    /// Whether the group takes part.
     pub(crate) consents: bool,
-    /// What its VMs leave unused, its reserve left out; before any loan.
+    /// Memory that the group's VMs leave unused, its reserve left out; before any loan.
     pub(crate) surplus: Bytes,
-    /// What it keeps in reserve for itself.
+    /// The group's own reserve.
     pub(crate) reserve: Bytes,
-    /// How far what it occupies, was granted and keeps in reserve exceeds its budget.
+    /// The excess over the budget of occupied, granted and reserved memory.
     pub(crate) held: Bytes,
-    /// Who of its VMs is short, the group's surplus apart.
+    /// A VM of the group that is short, regardless of the group's surplus.
     pub(crate) short: Option<(VmName, Pressure)>,
-    /// What its short VMs lack beyond its own surplus.
+    /// The need of the group's short VMs beyond its own surplus.
     pub(crate) lacking: Option<Lacking>,
 }
 
-/// What a group could grant if it had it.
+/// An amount that a group would grant if it had it.
 #[derive(Clone, Debug)]
 pub(crate) struct Lacking {
     pub(crate) vm: VmName,
@@ -53,17 +53,18 @@ pub(crate) struct Lacking {
     pub(crate) amount: Bytes,
 }
 
-/// What is remembered from tick to tick.
+/// State from tick to tick.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Book {
-    /// The loans that stand, by lender.
+    /// The current loans, by lender.
     loans: BTreeMap<GroupName, Loan>,
-    /// Since when each group has not been short.
+    /// The start of each group's time without a shortage.
     calm_since: BTreeMap<GroupName, Time>,
 }
 
 impl Book {
-    /// Decides all loans until the next tick; `forbidden` is why there can be none at all.
+    /// Decides all loans until the next tick; `forbidden` is the reason why there can be none at
+    /// all.
     pub(crate) fn settle(
         &mut self,
         parties: &BTreeMap<GroupName, Party>,
@@ -87,7 +88,7 @@ impl Book {
         loans
     }
 
-    /// Renews what stands, then lends what is idle beyond it to those that lack most.
+    /// Renews current loans, then lends the rest of idle memory to the groups that lack most.
     fn share_out(
         &self,
         parties: &BTreeMap<GroupName, Party>,
@@ -123,7 +124,7 @@ impl Book {
         loans
     }
 
-    /// What `party` can lend.
+    /// The amount that `party` can lend.
     fn idle(&self, name: &GroupName, party: &Party, now: Time) -> Bytes {
         let is_calm = now.since(self.calm_since[name]) >= tuning::LEND_AFTER;
         if party.consents && is_calm {
@@ -134,7 +135,7 @@ impl Book {
     }
 }
 
-/// What each group that takes part may borrow in all.
+/// The total amount that each group that takes part may borrow.
 fn wanted<'a>(
     parties: &'a BTreeMap<GroupName, Party>,
     last: &BTreeMap<GroupName, Loan>,
@@ -151,7 +152,7 @@ fn wanted<'a>(
         .collect()
 }
 
-/// As much of a loan as both sides let stand.
+/// The part of a loan that both sides still allow.
 fn renewed(old: &Loan, owner: &Party, idle: Bytes, wanted: Bytes) -> Loan {
     let stands = old.amount.min(idle).min(wanted);
     let amount = if stands < tuning::STEP_MIN { Bytes::ZERO } else { stands };
@@ -168,8 +169,8 @@ fn ended(old: &Loan, reason: &Reason) -> Loan {
     Loan { borrower: old.borrower.clone(), amount: Bytes::ZERO, reason: reason.clone() }
 }
 
-/// Lends `borrower` up to `wanted` more: from those that lend to it already, then from whoever
-/// lends to nobody and has most.
+/// Lends `borrower` up to `wanted` more: from its current lenders, then from groups without a
+/// loan, the largest idle amount first.
 fn extend(
     borrower: &GroupName,
     lacking: &Lacking,

@@ -1,7 +1,8 @@
-//! One VM in one tick: what is known of it, and what is decided about it.
+//! One VM in one tick: its known state, and the decision about it.
 //!
 //! A member is changed at most once a tick, by the first step that has a reason to; every later
-//! step leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
+//! step leaves it alone. So the order of the steps in [`crate::group`] is the order of
+//! precedence.
 
 use model::{
     Bytes, Cold, FreePages, Link, Migration, Millis, Reading, Reason, Time, Tracking, VmLimits,
@@ -24,84 +25,86 @@ pub(crate) struct Member {
     pub(crate) name: VmName,
     pub(crate) limits: VmLimits,
     pub(crate) has_swap: bool,
-    /// The memory that it keeps in any case.
+    /// The memory that the guest always keeps.
     pub(crate) keeps: Keeps,
-    /// Whether the host pages out what it does not touch; else memory leaves it by its balloon.
+    /// Whether the host pages out untouched memory; otherwise memory leaves the VM through its
+    /// balloon.
     pub(crate) is_paged: bool,
-    /// Where its memory is, if it is paged and that is known.
+    /// The location of the VM's memory, if it is paged and that is known.
     pub(crate) cold: Option<Cold>,
-    /// Where the balloon stands, or what a paged VM has in memory, at least its target.
+    /// The balloon's size; for a paged VM its resident memory, at least its target.
     pub(crate) actual: Bytes,
-    /// Where it was asked to stand, or stands.
+    /// The last requested target, or the current size.
     pub(crate) target: Bytes,
-    /// What the guest occupies on the host.
+    /// Memory that the guest occupies on the host.
     pub(crate) used: Bytes,
-    /// The same without pages that it shares; `None`: it was not counted of late.
+    /// The same without shared pages; `None`: no recent count.
     pub(crate) counted: Option<Bytes>,
-    /// Memory that is not in `used` although it still has it: the host can take that without I/O.
+    /// Memory that the VM still has but `used` leaves out: the host can take it without I/O.
     pub(crate) lazy: Bytes,
-    /// The limits of memory that QEMU's cgroups have, where they were read of late …
+    /// The memory limits of QEMU's cgroups, where there is a recent reading …
     pub(crate) memory_limits: Vec<MemoryLimit>,
-    /// … and when that was.
+    /// … and the time of that reading.
     pub(crate) limits_at: Time,
-    /// RAM that its balloon reaches.
+    /// RAM that the balloon can change.
     pub(crate) ram: Bytes,
-    /// Memory that its group pays for, for its sake, where no budget is written.
+    /// Memory that the group pays for on behalf of the VM, where no budget is configured.
     pub(crate) paid: Bytes,
-    /// What memory a byte takes that is out.
+    /// Memory that a paged-out byte takes.
     pub(crate) swap_cost: f32,
-    /// Whether `used` is only the most that it can be, because the VM has not been counted yet.
+    /// Whether `used` is only an upper bound, because the VM has not been counted yet.
     pub(crate) is_guessed: bool,
     pub(crate) guest: Result<Guest, Reason>,
-    /// What it has freed, as far as that can be taken from it.
+    /// Freed memory that can be taken from the VM.
     pub(crate) free_pages: FreePages,
-    /// Its working set and curve, where they are known as of now.
+    /// The VM's working set and curve, where they are current.
     pub(crate) tracking: Option<Tracking>,
-    /// How much its misses count.
+    /// The weight of the VM's misses.
     pub(crate) share: ShareSpec,
-    /// `None`: its pages are not being merged.
+    /// `None`: the VM's pages are not being merged.
     pub(crate) merging: Option<Merging>,
-    /// Why its memory cannot be changed at all, up or down.
+    /// Why the VM's memory cannot be changed at all, up or down.
     pub(crate) blocked: Option<Reason>,
-    /// Why nothing is taken from it while the host has enough; it may get.
+    /// Why nothing is taken from the VM while the host has enough; grants are possible.
     pub(crate) spared: Option<Reason>,
-    /// Why it is planned around for now: its balloon does not follow, or follows somebody else.
+    /// Why the VM is planned around for now: its balloon does not follow, or another program
+    /// moves it.
     pub(crate) avoided: Option<Reason>,
     pub(crate) memory: VmMemory,
     pub(crate) change: Option<Intent>,
     pub(crate) refusals: Vec<Reason>,
 }
 
-/// The memory that a guest keeps in any case.
+/// The memory that a guest always keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Keeps {
-    /// So much stays available.
+    /// Memory that stays available.
     pub(crate) margin: Bytes,
-    /// With less than this available it needs back what was taken from it: less than the margin, so
-    /// that noise in its statistics moves no memory to and fro.
+    /// With less than this available, the guest needs back the memory that was taken from it. It
+    /// is less than the margin, so that noise in statistics moves no memory to and fro.
     pub(crate) needs: Bytes,
-    /// The most that it has to give: what it has free, or has had free for long.
+    /// The largest possible take: free memory, or memory that was free for long.
     pub(crate) free: Bytes,
     /// The part of `free` that stays with the guest.
     pub(crate) of_free: Bytes,
-    /// For how long it has been watched, if that is not long enough to take anything.
+    /// Time of observation so far, if it is too short to take anything.
     pub(crate) unwatched: Option<Millis>,
 }
 
-/// What holds for a VM by configuration and host.
+/// A VM's terms from configuration and host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) limits: VmLimits,
     pub(crate) spec: VmSpec,
-    /// Its group has the host page out what is not touched.
+    /// Whether the group has the host page out untouched memory.
     pub(crate) pages_out: bool,
-    /// What memory a byte takes that is out.
+    /// Memory that a paged-out byte takes.
     pub(crate) swap_cost: f32,
     /// The host's memory.
     pub(crate) host_total: Bytes,
 }
 
-/// A change that was decided.
+/// A decided change.
 #[derive(Clone, Debug)]
 pub(crate) struct Intent {
     pub(crate) target: Bytes,
@@ -111,7 +114,7 @@ pub(crate) struct Intent {
 }
 
 impl Member {
-    /// Takes stock of one VM.
+    /// Assesses one VM.
     pub(crate) fn assess(
         name: &VmName,
         view: &VmView,
@@ -141,10 +144,10 @@ impl Member {
             Ok(_) | Err(_) => memory.note_trouble(now),
         }
         let actual = match view.balloon {
-            // The guest's driver writes this figure, and what it "holds" is promised to it by the
-            // host.
+            // The guest's driver writes this figure, and the host promises that memory to the
+            // guest: hence the bound.
             Some(reading) => reading.value.min(view.ram),
-            // A VM that was never reached runs all the same.
+            // A VM whose QEMU never answered runs all the same.
             None if view.ram.is_zero() => limits.base,
             None => view.ram,
         };
@@ -199,7 +202,7 @@ impl Member {
             target,
             used: counted.map_or(actual.max(target), |reading| reading.value.plus(charged)),
             counted: counted.map(|reading| {
-                // A page of the pool that is written becomes one of its own.
+                // A write to a shared page makes an own page of it.
                 reading.value.minus(view.dedup.map_or(Bytes::ZERO, |dedup| dedup.value.part()))
             }),
             lazy: counted.map_or(Bytes::ZERO, |used| lazy(view, used)),
@@ -232,45 +235,45 @@ impl Member {
         member
     }
 
-    /// The most that the guest may occupy while its balloon is on its way.
+    /// The most that the guest may occupy while its balloon moves.
     pub(crate) fn limit(&self) -> Bytes {
         self.actual.max(self.target)
     }
 
-    /// What it holds above its base.
+    /// Memory above base.
     pub(crate) fn grant(&self) -> Bytes {
         self.target.minus(self.limits.base)
     }
 
-    /// Memory that it may still touch without being given any, and that the cgroups of its QEMU do
-    /// not count yet; of a VM that was not counted, its grant at most.
+    /// Memory that the VM may still touch without a grant, and that the cgroups of its QEMU do
+    /// not count yet. Without a count of the VM: its grant at most.
     pub(crate) fn untouched(&self) -> Bytes {
         let counted = self.counted.map(|counted| counted.plus(self.lazy));
         counted.map_or_else(|| self.grant(), |counted| self.limit().minus(counted))
     }
 
-    /// What it has in memory beyond its target: the host is paging that out.
+    /// Resident memory beyond the target: the host is paging it out.
     pub(crate) fn overshoot(&self) -> Bytes {
         if self.is_paged { self.actual.minus(self.target) } else { Bytes::ZERO }
     }
 
-    /// Granted above base and not touched yet.
+    /// Memory granted above base and not touched yet.
     pub(crate) fn promised(&self) -> Bytes {
         self.limit().minus(self.used.max(self.limits.base))
     }
 
-    /// Whether its guest shows pressure, harmful or not, as far as it can be believed.
+    /// Whether the guest's believable statistics show pressure, harmful or not.
     pub(crate) fn is_pressured(&self) -> bool {
         self.guest.as_ref().is_ok_and(|guest| guest.pressure.is_some())
     }
 
-    /// Whether it suffers or wants more, as far as it can be believed. Who has swap does so when it
-    /// uses that: little memory left is no harm.
+    /// Whether the guest's believable statistics show suffering or demand. A guest with swap
+    /// shows them by its use of swap: little available memory does no harm.
     pub(crate) fn is_short(&self) -> bool {
         self.suffers() || self.demand().is_some_and(|sign| self.is_harm(sign))
     }
 
-    /// Whether it suffers from want of memory.
+    /// Whether the guest suffers from a shortage of memory.
     pub(crate) fn suffers(&self) -> bool {
         let pressure = self.guest.as_ref().ok().and_then(|guest| guest.pressure);
         pressure.is_some_and(|pressure| self.is_harm(pressure))
@@ -280,7 +283,7 @@ impl Member {
         !(self.has_swap && matches!(pressure, Pressure::LowAvailable { .. }))
     }
 
-    /// What its guest has free beyond the margin that it keeps in any case.
+    /// Free memory of the guest beyond its margin.
     pub(crate) fn spare(&self) -> Bytes {
         let Ok(guest) = &self.guest else { return Bytes::ZERO };
         let Keeps { margin, free, of_free, unwatched, .. } = self.keeps;
@@ -288,30 +291,30 @@ impl Member {
         if unwatched.is_some() { Bytes::ZERO } else { spare }
     }
 
-    /// Whether its group's balance decides over all of its memory.
+    /// Whether the group's balance decides over all of the VM's memory.
     pub(crate) fn is_balanced(&self) -> bool {
         self.memory.balanced.is_some_and(|balanced| balanced.has_curve)
     }
 
-    /// Whether it may be given more now. What could not be taken back again is not given: a guest
-    /// that cannot be believed gets its base and no more.
+    /// Whether the VM may be given more now. Memory that could not be taken back is not given: a
+    /// guest that cannot be believed gets its base and no more.
     pub(crate) fn can_take_more(&self) -> bool {
         let is_free_to_change =
             self.change.is_none() && self.blocked.is_none() && self.avoided.is_none();
         is_free_to_change && self.guest.is_ok() && !self.has_max()
     }
 
-    /// Whether it has all that it may have.
+    /// Whether the VM is at its maximum.
     pub(crate) fn has_max(&self) -> bool {
         self.limits.max.minus(self.target) < tuning::STEP_MIN
     }
 
-    /// What shows that it wants more, as far as it can be believed.
+    /// The sign of demand in believable statistics.
     pub(crate) fn demand(&self) -> Option<Pressure> {
         self.guest.as_ref().ok().and_then(|guest| guest.demand)
     }
 
-    /// What it swaps per second, where that shows demand.
+    /// Swap traffic per second that shows demand.
     pub(crate) fn swapped(&self) -> Bytes {
         match self.demand() {
             Some(Pressure::Swapping { per_second }) => per_second,
@@ -319,17 +322,18 @@ impl Member {
         }
     }
 
-    /// Gives it `target`, unless something was decided before.
+    /// Gives the VM `target`, unless a change was decided before.
     pub(crate) fn give(&mut self, target: Bytes, reason: Reason) {
         self.decide(target.min(self.limits.max.max(self.limits.base)), false, reason);
     }
 
-    /// Takes it down to `target`, unless something was decided before.
+    /// Takes the VM down to `target`, unless a change was decided before.
     pub(crate) fn take(&mut self, target: Bytes, reason: Reason) {
         self.decide(target, true, reason);
     }
 
-    /// Leaves it out of all plans for now, and where it `withdraws`, asks it to stay where it is.
+    /// Leaves the VM out of all plans for now. If it `withdraws`, the VM is asked to keep its
+    /// current size.
     pub(crate) fn plan_around(&mut self, withdraws: bool, now: Time) {
         self.avoided = avoided(&self.memory, self.actual, now);
         let Some(reason) = self.avoided.clone() else {
@@ -346,15 +350,15 @@ impl Member {
         }
     }
 
-    /// Notes why nothing was done.
+    /// Notes why no change was made.
     pub(crate) fn refuse(&mut self, reason: Reason) {
         if !self.refusals.contains(&reason) {
             self.refusals.push(reason);
         }
     }
 
-    /// Says a target again that was not reached, in case the command was lost. What would not be
-    /// decided now is not said again either: a take on doubt, a grant while the host is short.
+    /// Repeats a target that was not reached, in case the command was lost. A change that would
+    /// not be decided now is not repeated: a take on doubt, a grant while the host is short.
     pub(crate) fn repeat(&mut self, is_host_short: bool, now: Time) {
         let Some(asked) = &self.memory.asked else {
             return;
@@ -392,15 +396,15 @@ fn avoided(memory: &VmMemory, actual: Bytes, now: Time) -> Option<Reason> {
     })
 }
 
-/// Memory that the group pays for, for a VM's sake: its base, and what it occupies beyond its RAM,
-/// which is memory of other devices. How much RAM it has is QEMU's word. So nothing that the host
-/// cannot see counts as left idle by it.
+/// Memory that the group pays for on behalf of a VM: its base, and the excess of its occupied
+/// memory over its RAM, which is memory of other devices. The size of its RAM is QEMU's claim. So
+/// memory that the host cannot see never counts as left idle by the VM.
 fn paid(view: &VmView, base: Bytes, counted: Option<Reading<Bytes>>, most: Bytes) -> Bytes {
     let beyond = |used: Bytes| used.minus(view.ram).min(view.devices);
     counted.map_or(base.min(most), |used| base.plus(beyond(used.value)))
 }
 
-/// The memory that `guest` keeps in any case.
+/// The memory that `guest` always keeps.
 fn keeps(
     guest: &Guest,
     memory: &VmMemory,
@@ -410,7 +414,7 @@ fn keeps(
     now: Time,
 ) -> Keeps {
     let least = guest.total.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN);
-    // Memory that the host pages out is not missing: the guest has all its RAM to allocate from.
+    // Memory that the host pages out is not missing: the guest can allocate from all its RAM.
     if is_paged || !rules.has(Rule::Margin) {
         return Keeps { margin: least, free: guest.free, of_free: least, ..Keeps::default() };
     }
@@ -428,14 +432,14 @@ fn keeps(
     Keeps { margin, needs, free, of_free: least, unwatched: lasting.err() }
 }
 
-/// The memory that was taken off `used` because the host can take it without I/O.
+/// The memory that `used` leaves out because the host can take it without I/O.
 fn lazy(view: &VmView, used: Reading<Bytes>) -> Bytes {
     let free = view.free_pages.filter(|free| free.age(used.at) <= tuning::FREED_STALE_AFTER);
     free.map_or(Bytes::ZERO, |free| free.value.lazy)
 }
 
-/// Memory that the balloon holds and that the guest's statistics still count: Linux takes it off
-/// the total only where the balloon does not deflate by itself.
+/// Memory in the balloon that the guest's statistics still count: Linux subtracts it from the
+/// total only where the balloon does not deflate by itself.
 fn held(view: &VmView) -> Option<Bytes> {
     let balloon = view.balloon.filter(|_| view.deflates_on_oom == Some(true));
     balloon.map(|balloon| view.ram.minus(balloon.value))

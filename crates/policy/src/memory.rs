@@ -1,7 +1,7 @@
-//! What the policy remembers from tick to tick: rates, requests under way, and lessons learned.
+//! State of the policy from tick to tick: rates, requests in flight, and learned values.
 //!
-//! Losing it is harmless: a restarted daemon takes nothing until it has watched each guest for
-//! [`tuning::CALM`], and what was asked of a balloon is seen in the balloon.
+//! Its loss is harmless: a restarted daemon takes nothing until it has observed each guest for
+//! [`tuning::CALM`], and the state of a balloon shows the last request.
 
 use std::collections::BTreeMap;
 
@@ -16,42 +16,42 @@ use crate::{
     withheld::Withheld,
 };
 
-/// Everything remembered.
+/// All state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Memory {
     /// Set by `overbook pause`: nothing is changed.
     pub paused: bool,
-    /// Until when nothing is taken, because the operator has just let Overbook act.
+    /// Until when nothing is taken, because the operator has just enabled enforcement.
     #[serde(default)]
     grace_until: Option<Time>,
     pub(crate) vms: BTreeMap<VmName, VmMemory>,
-    /// When somebody in the group was last short of memory that it could not get, or when the group
-    /// was first seen.
+    /// The last time at which a VM of the group was short of memory that the group did not have,
+    /// or the time when the group was first seen.
     pub(crate) unmet_at: BTreeMap<GroupName, Time>,
     #[serde(default)]
     pub(crate) balances: BTreeMap<GroupName, GroupBalance>,
-    /// How fast identical pages were looked for, where they were.
+    /// The scan rate for identical pages, where they were scanned.
     #[serde(default)]
     pub(crate) scan_rates: BTreeMap<GroupName, PagesPerMs>,
     #[serde(default)]
     pub(crate) lending: lending::Book,
-    /// How VMs have been overloaded. The daemon keeps this across restarts.
+    /// Learned statistics of overloads. The daemon keeps them across restarts.
     #[serde(default)]
     pub learned: Learned,
-    /// When it was last counted how many are overloaded at once.
+    /// The last time at which simultaneous overloads were counted.
     #[serde(default)]
     pub(crate) counted_at: Option<Time>,
 }
 
 impl Memory {
-    /// Nothing remembered but whether the operator paused Overbook, and what was learned.
+    /// Empty state, except for the pause by the operator and the learned statistics.
     #[must_use]
     pub fn fresh(paused: bool, learned: Learned) -> Self {
         Self { paused, learned, ..Self::default() }
     }
 
-    /// The operator lets Overbook act from now on: for [`tuning::GRACE`] nothing is taken, unless
-    /// the host runs short.
+    /// Starts the time of [`tuning::GRACE`] after the operator has enabled enforcement: nothing
+    /// is taken, unless the host runs short.
     pub fn begin_to_act(&mut self, now: Time) {
         self.grace_until = Some(now.after(tuning::GRACE));
     }
@@ -67,126 +67,126 @@ impl Memory {
     }
 }
 
-/// What is remembered of one VM in one life.
+/// State about one incarnation of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct VmMemory {
     pub(crate) incarnation: u64,
-    /// The RAM that it was last seen with; zero: none was.
+    /// The RAM at the last tick; zero: unknown.
     #[serde(default)]
     ram: Bytes,
-    /// When it was first seen.
+    /// The time at which the VM was first seen.
     pub(crate) seen_at: Time,
     #[serde(default)]
     pub(crate) overload: overload::Watch,
     pub(crate) counters: Option<Reading<Counters>>,
-    /// How it takes memory.
+    /// The guest's allocation history.
     #[serde(default)]
     pub(crate) allocation: Allocation,
-    /// The last kill in it, for as long as it counts.
+    /// The last kill in the guest, for as long as it counts.
     #[serde(default)]
     pub(crate) killed: Option<Killed>,
-    /// Its size before memory was taken from it by its balloon, until it has that again.
+    /// The VM's size before the balloon took memory, until the VM has that size again.
     #[serde(default)]
     pub(crate) had: Option<Bytes>,
-    /// Swapped in per second, at the latest reading.
+    /// Bytes swapped in per second, at the latest reading.
     pub(crate) swap_in: Bytes,
-    /// Swapped in and out per second, at the latest reading.
+    /// Bytes swapped in and out per second, at the latest reading.
     pub(crate) swap: Bytes,
-    /// Set while counters that ran backwards settle.
+    /// Set while counters settle after they ran backwards.
     pub(crate) settling_until: Option<Time>,
-    /// When it was last seen in trouble, or first seen at all.
+    /// The last time at which the VM was in trouble, or the time when it was first seen.
     pub(crate) calm_since: Time,
-    /// When it was last short of memory, or nobody knew whether it is.
+    /// The last time at which the VM was short of memory, or its state was unknown.
     #[serde(default)]
     pub(crate) short_at: Time,
     pub(crate) asked: Option<Asked>,
-    /// What it is to have in memory, since the host pages out what it does not touch.
+    /// The limit of resident memory, while the host pages out untouched memory.
     #[serde(default)]
     pub(crate) resident: Option<Bytes>,
-    /// When that was last said.
+    /// The last time at which paging was announced.
     #[serde(default)]
     paging_said_at: Option<Time>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
-    /// Memory that the balloon held when nothing was asked of it; `None`: it may move by itself.
+    /// The balloon's size while no request is pending; `None`: it may move by itself.
     #[serde(default)]
     rests_at: Option<Bytes>,
-    /// Whether the host gets what is taken.
+    /// Whether the host receives taken memory.
     #[serde(default)]
     pub(crate) withheld: Withheld,
-    /// When memory was last taken for somebody else, while that is still being judged.
+    /// The last time at which memory was taken for another VM, while that is still being judged.
     pub(crate) taken_at: Option<Time>,
     pub(crate) failures: u32,
     pub(crate) back_off_until: Time,
-    /// When balance last took memory from it.
+    /// The last time at which balance took memory from the VM.
     #[serde(default)]
     pub(crate) moved_away_at: Option<Time>,
     #[serde(default)]
     pub(crate) dedup: Option<Reading<Dedup>>,
-    /// As of the latest of those readings.
+    /// The rates at the latest of those readings.
     #[serde(default)]
     pub(crate) merging: Merging,
-    /// What it had handed over, and when that was last more, for all that is known.
+    /// The total handed over, and the last time at which it was known to grow.
     #[serde(default)]
     pub(crate) handed_over: Bytes,
     #[serde(default)]
     pub(crate) freed_at: Time,
-    /// Its curves of late.
+    /// The VM's recent curves.
     #[serde(default)]
     pub(crate) curves: Option<Curves>,
-    /// The share of its time for which it waited for memory, of late …
+    /// The recent share of time for which the VM waited for memory …
     #[serde(default)]
     pub(crate) waited: f64,
-    /// … and when that was last noted.
+    /// … and the time of its last update.
     #[serde(default)]
     waited_at: Time,
-    /// As of the group's last balance.
+    /// The result of the group's last balance.
     #[serde(default)]
     pub(crate) balanced: Option<Balanced>,
     /// The balance's last move, until it is judged.
     #[serde(default)]
     pub(crate) moved: Option<Moved>,
-    /// What the last one judged has saved.
+    /// The saving of the last judged move.
     #[serde(default)]
     pub(crate) outcome: Option<Outcome>,
 }
 
-/// How the balance of a group goes on.
+/// The state of a group's balance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GroupBalance {
-    /// When its last round was held.
+    /// The time of the last round.
     pub(crate) held_at: Option<Time>,
-    /// How often memory that seemed to be there turned out to be needed, of late.
+    /// Number of recent deficits after a surplus was handed out.
     pub(crate) deficits: u32,
-    /// When that was last so.
+    /// The time of the last such deficit.
     pub(crate) deficit_at: Time,
-    /// All that its members could have then.
+    /// The total memory that the members could have then.
     pub(crate) pool: Bytes,
 }
 
-/// What a group's balance made of a VM.
+/// A VM's result of its group's balance.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Balanced {
-    /// With so much it does not wait to speak of.
+    /// The size from which the VM's waits are negligible.
     pub(crate) enough: Bytes,
-    /// Whether a whole curve says so.
+    /// Whether `enough` comes from a whole curve.
     pub(crate) has_curve: bool,
-    /// Where it should be, if not where it is.
+    /// The VM's goal, if it differs from the current size.
     pub(crate) goal: Option<Goal>,
 }
 
-/// Where a VM should be at the end of a round of balancing, and what for.
+/// A VM's goal for a round of balancing, and its benefit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) size: Bytes,
-    /// Whether that is less than it had.
+    /// Whether the goal is below the current size.
     pub(crate) is_take: bool,
-    /// Where it should be in the end.
+    /// The final size.
     #[serde(default)]
     pub(crate) wanted: Bytes,
-    /// Misses per minute that it saves the VM; negative: that it costs.
+    /// Misses per minute that the goal saves the VM; negative: misses that it costs.
     pub(crate) saves: i64,
-    /// The same for the whole group.
+    /// Misses per minute saved for the whole group.
     pub(crate) saved_in_all: u64,
 }
 
@@ -196,13 +196,13 @@ pub(crate) struct Moved {
     pub(crate) at: Time,
     pub(crate) from: Bytes,
     pub(crate) is_take: bool,
-    /// As of [`Goal::saves`].
+    /// [`Goal::saves`] of the move.
     pub(crate) saves: i64,
-    /// Its misses per second before.
+    /// Misses per second before the move.
     pub(crate) missed: f64,
 }
 
-/// What a guest has counted since it booted.
+/// A guest's counters since it booted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counters {
     pub(crate) swap_in: Bytes,
@@ -212,38 +212,38 @@ pub(crate) struct Counters {
     pub(crate) kills: Option<u64>,
 }
 
-/// A guest's kernel has killed a program.
+/// A kill by the guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Killed {
     pub(crate) sign: KillSign,
-    /// How often so far.
+    /// The number of kills so far.
     pub(crate) times: u32,
     pub(crate) at: Time,
-    /// Nothing is taken until then.
+    /// Until when nothing is taken.
     pub(crate) until: Time,
 }
 
-/// What is merged of a VM per second, and of what was merged, written again.
+/// Bytes of a VM merged per second, and merged bytes written again per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Merging {
     pub(crate) merged: Bytes,
     pub(crate) broken: Bytes,
 }
 
-/// A target that the balloon was given.
+/// A target given to the balloon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Asked {
     pub(crate) target: Bytes,
     pub(crate) is_take: bool,
     pub(crate) reason: Reason,
-    /// When it was last said.
+    /// The time of the last command.
     pub(crate) said_at: Time,
-    /// When the balloon last came closer, or could not be expected to.
+    /// The last time at which the balloon came closer, or could not be expected to.
     pub(crate) moved_at: Time,
-    /// Where it stood then.
+    /// The balloon's size at that time.
     pub(crate) stood_at: Bytes,
     pub(crate) reached: bool,
-    /// When it was first seen to have reached its target.
+    /// The time at which the balloon was first seen at its target.
     #[serde(default)]
     pub(crate) arrived_at: Option<Time>,
 }
@@ -257,7 +257,7 @@ pub(crate) struct Stuck {
     pub(crate) failures: u32,
 }
 
-/// A balloon that somebody else moved.
+/// A balloon that another program moved.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MovedByOthers {
     pub(crate) actual: Bytes,
@@ -270,8 +270,8 @@ impl VmMemory {
         Self { incarnation, seen_at: now, calm_since: now, short_at: now, ..Self::default() }
     }
 
-    /// Notes how much RAM it has. Memory that was plugged is the guest's until a policy says
-    /// otherwise, and memory that was unplugged was not taken: all that is remembered moves along.
+    /// Notes the size of the RAM. Plugged memory belongs to the guest until a policy decides
+    /// otherwise, and unplugged memory was not taken: all remembered sizes move along.
     pub(crate) fn note_ram(&mut self, ram: Bytes) {
         let before = std::mem::replace(&mut self.ram, ram);
         if before.is_zero() || ram.is_zero() || before == ram {
@@ -292,9 +292,9 @@ impl VmMemory {
         self.forget_balance();
     }
 
-    /// Notes whether the host pages out what the VM does not touch. It begins with what the balloon
-    /// leaves the VM, and once begun it goes on while the group has it on. `true`: it is to be
-    /// said, now or again, so that the balloon is deflated.
+    /// Notes whether the host pages out untouched memory of the VM. Paging starts at the size
+    /// that the balloon leaves the VM, and continues while the group has it on. Returns `true` if
+    /// paging is to be announced, now or again, so that the balloon is deflated.
     pub(crate) fn note_paging(&mut self, is_on: bool, view: &VmView, now: Time) -> bool {
         let begins = is_on && self.resident.is_none() && view.cold.is_some();
         if begins {
@@ -318,8 +318,8 @@ impl VmMemory {
         says
     }
 
-    /// Notes whether a paged VM has no more in memory than it was asked to. It may have more for a
-    /// while when it wakes: nobody else has moved it.
+    /// Notes whether a paged VM's resident memory is within its target. It may be above for a
+    /// while when the VM wakes, without a move by another program.
     pub(crate) fn follow_paging(&mut self, resident: Bytes, ram: Bytes) {
         if let Some(asked) = &mut self.asked {
             asked.reached |= resident <= asked.target.plus(tuning::tolerance(ram));
@@ -331,7 +331,7 @@ impl VmMemory {
         self.counters.is_some_and(|counters| !counters.value.swap_out.is_zero())
     }
 
-    /// Notes where the balloon stands, and whether it follows what it was asked.
+    /// Notes the balloon's size, and whether it follows its target.
     pub(crate) fn follow(&mut self, actual: Bytes, ram: Bytes, now: Time) {
         if self.moved_by_others.is_some_and(|moved| moved.until <= now) {
             self.moved_by_others = None;
@@ -342,7 +342,8 @@ impl VmMemory {
         let distance = actual.0.abs_diff(asked.target.0);
         let is_near = distance <= tuning::tolerance(ram).0;
         if !is_near && !asked.is_take && !asked.reached && actual > asked.target {
-            // It holds more than it was given: to insist would take memory past every safety rule.
+            // The guest has more than it was given: a repeat would take memory past every safety
+            // rule.
             self.asked = None;
         } else if is_near {
             asked.reached = true;
@@ -362,8 +363,8 @@ impl VmMemory {
         }
     }
 
-    /// Notes a balloon that moves although nothing was asked of it: another client or its guest
-    /// moves it. A request of an earlier daemon may still be under way when it is first seen.
+    /// Notes a balloon that moves without a request: another client or its guest moves it. A
+    /// request of an earlier daemon may still be in flight when the VM is first seen.
     fn follow_others(&mut self, held: Bytes, ram: Bytes, now: Time) {
         let is_new = now.since(self.seen_at) < tuning::CALM;
         if is_new || self.stuck.is_some() {
@@ -379,8 +380,8 @@ impl VmMemory {
         }
     }
 
-    /// Turns the worker's counters into rates; `None`: its pages are not being merged. Counters
-    /// that ran backwards are those of another worker, which says nothing of this second.
+    /// Turns the worker's counters into rates; `None`: the VM's pages are not being merged.
+    /// Counters that ran backwards belong to another worker, and give a rate of zero.
     pub(crate) fn note_merging(&mut self, reading: Option<Reading<Dedup>>) -> Option<Merging> {
         let latest = reading?;
         if let Some(before) = self.dedup.replace(latest)
@@ -396,10 +397,10 @@ impl VmMemory {
         Some(self.merging)
     }
 
-    /// Notes whether it has freed something since the last tick.
+    /// Notes whether the VM has freed memory since the last tick.
     pub(crate) fn note_freed(&mut self, free: Option<FreePages>, now: Time) {
         let Some(free) = free else { return };
-        // It begins anew with each worker.
+        // The counter restarts with each worker.
         if std::mem::replace(&mut self.handed_over, free.handed_over) < free.handed_over {
             self.freed_at = now;
         }
@@ -413,19 +414,19 @@ impl VmMemory {
         }
     }
 
-    /// Nothing is carried out: balloons are others' business, and what was asked is history.
+    /// Nothing is carried out: other programs may move balloons, and earlier requests are void.
     pub(crate) fn stand_back(&mut self) {
         (self.asked, self.moved, self.rests_at) = (None, None, None);
     }
 
-    /// Whether the balloon has stood still for too long short of what it was last asked.
+    /// Whether the balloon has stopped short of its target for too long.
     pub(crate) fn is_stuck(&self, now: Time) -> bool {
         self.asked
             .as_ref()
             .is_some_and(|a| !a.reached && now.since(a.moved_at) >= tuning::STUCK_AFTER)
     }
 
-    /// Marks it as uncooperative, for longer each time.
+    /// Marks the VM as uncooperative, for longer each time.
     pub(crate) fn mark_stuck(&mut self, wanted: Bytes, now: Time) {
         let failures = self.stuck.map_or(0, |s| s.failures) + 1;
         let pause = doubled(tuning::RETRY_FIRST, failures, tuning::RETRY_MAX);
@@ -433,8 +434,8 @@ impl VmMemory {
         self.stuck = Some(Stuck { since, wanted, retry_at: now.after(pause), failures });
     }
 
-    /// Notes that the guest is under pressure, or that nobody knows how it is; if memory was taken
-    /// a moment ago, that was a mistake.
+    /// Notes that the guest is under pressure, or that its state is unknown. If memory was taken
+    /// shortly before, that was a mistake.
     pub(crate) fn note_trouble(&mut self, now: Time) {
         self.calm_since = now;
         if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
@@ -443,20 +444,20 @@ impl VmMemory {
         }
     }
 
-    /// Notes for which share of its time it waits for memory.
+    /// Notes the share of time for which the VM waits for memory.
     pub(crate) fn note_waits(&mut self, waits: f64, now: Time) {
         let passed = now.since(self.waited_at).0 as f64 / tuning::WAITED_WITHIN.0 as f64;
         self.waited += passed.min(1.0) * (waits - self.waited);
         self.waited_at = now;
     }
 
-    /// Its group's memory is not balanced any more.
+    /// Drops the balance's state.
     pub(crate) fn forget_balance(&mut self) {
         (self.balanced, self.moved, self.outcome) = (None, None, None);
         self.curves = None;
     }
 
-    /// Notes that it is given memory; if balance took some a moment ago, one of the two was a
+    /// Notes a grant to the VM. If balance took memory shortly before, one of the two was a
     /// mistake.
     pub(crate) fn note_gift(&mut self, now: Time) {
         if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
@@ -465,7 +466,7 @@ impl VmMemory {
         }
     }
 
-    /// Notes that the guest's kernel has killed a program; the more often, the longer it counts.
+    /// Notes a kill by the guest's kernel; each further kill counts longer.
     pub(crate) fn note_kill(&mut self, sign: KillSign, now: Time) {
         let before = self.killed.filter(|killed| now.since(killed.at) <= tuning::KILLED_MAX);
         let times = before.map_or(0, |killed| killed.times) + 1;
@@ -474,14 +475,14 @@ impl VmMemory {
         self.note_trouble(now);
     }
 
-    /// Whether counters that ran backwards settle: the guest has booted.
+    /// Whether counters settle after they ran backwards: the guest has booted.
     pub(crate) fn settles(&self, now: Time) -> bool {
         self.settling_until.is_some_and(|until| now < until)
     }
 
-    /// A balloon that has just grown smaller unasked was deflated by the guest's kernel, if it may
-    /// do that and the guest was short: a program was about to be killed. Otherwise the guest has
-    /// booted, or somebody else has moved it.
+    /// Notes a deflation by the guest's kernel: a balloon that has just shrunk unasked, if its
+    /// driver may deflate it and the guest was short. A program was about to be killed. Otherwise
+    /// the guest has booted, or another program has moved the balloon.
     pub(crate) fn note_own_deflation(&mut self, now: Time) {
         if self.settles(now) || !self.allocation.is_scarce(now) {
             return;
@@ -496,17 +497,17 @@ impl VmMemory {
         }
     }
 
-    /// The last kill, while nothing is taken for it.
+    /// The last kill, as long as it forbids takes.
     pub(crate) fn recovers_from(&self, now: Time) -> Option<Killed> {
         self.killed.filter(|killed| now < killed.until)
     }
 
-    /// Notes that it is taken from while it is meant to have `size`.
+    /// Notes a take from the VM while its target is `size`.
     pub(crate) fn note_take(&mut self, size: Bytes) {
         self.had = self.had.max(Some(size));
     }
 
-    /// Notes that it is meant to have `size` again.
+    /// Notes that the VM's target is `size` again.
     pub(crate) fn note_return(&mut self, size: Bytes) {
         self.had.take_if(|had| *had <= size);
     }
@@ -517,7 +518,7 @@ impl VmMemory {
         self.back_off_until = now.after(pause);
     }
 
-    /// Notes calm; memory that was taken long enough ago was rightly taken.
+    /// Notes calm; a take that is old enough was right.
     pub(crate) fn note_calm(&mut self, now: Time) {
         let is_judged = |at: &mut Time| now.since(*at) > tuning::WATCH;
         let was_taken = self.taken_at.take_if(is_judged).is_some();
@@ -527,7 +528,7 @@ impl VmMemory {
         }
     }
 
-    /// Notes that the balloon is asked for `target` now.
+    /// Notes a new target for the balloon.
     pub(crate) fn ask(
         &mut self,
         target: Bytes,

@@ -1,66 +1,68 @@
-//! The least misses that a number of units of memory can leave, and who has to get them.
+//! The least misses that a number of memory units allows, and their distribution over VMs.
 //!
-//! **Problem** (Wang 2016 §4). Each VM may have from some least size on so many units of memory,
-//! and each size has its misses; the sizes may add up to `units` at most. Which sizes miss least in
-//! all? The paper's dynamic programming takes O(N² (M/S)²): some seconds for a large host. It is
-//! the multiple-choice knapsack problem, whose hard part is small here.
+//! **Problem** (Wang 2016 §4). Each VM has a least size and may have more units of memory, and
+//! each size has its misses; the sizes may add up to `units` at most. Which sizes have the fewest
+//! misses in total? The paper's dynamic programming takes O(N² (M/S)²): some seconds for a large
+//! host. It is the multiple-choice knapsack problem, whose hard part is small here.
 //!
 //! **Idea.** Memory is dealt out along each VM's *lower convex hull*, the steepest piece first,
-//! until the units are used up. That solves the problem with the hulls in the curves' place, whose
-//! misses are a lower bound, and leaves one VM, the *split*, in the midst of a piece. Where its
-//! curve is on its hull there, this is the optimum: always so if curves are convex. Otherwise what
-//! is missing to the bound is small, and only sizes that cost less than that matter any more
-//! (Pisinger 1995: the *core*): they go through a dynamic programming of their own, with few
+//! until the units are used up. That solves the problem for the hulls instead of the curves,
+//! whose misses are a lower bound, and leaves one VM, the *split*, in the middle of a piece. If
+//! its curve touches its hull there, this is the optimum: always so for convex curves. Otherwise
+//! the gap to the bound is small, and only sizes that cost less than the gap still matter
+//! (Pisinger 1995: the *core*). They go through a dynamic programming of their own, with few
 //! states.
 //!
-//! **Why that is right.** Let λ be the misses that the split piece saves per unit, x the sizes
-//! without it, r the units that are left then. For sizes j, let `cost(j) = miss(j) − miss(x) + λ (j
-//! − x)`: at least 0, as x minimises `miss + λ size` on a hull. For any sizes that fit, with d = Σ
-//! (j − x) ≤ r,
+//! **Proof.** Let λ be the misses that the split piece saves per unit, x the sizes without it,
+//! and r the remaining units. For sizes j, let `cost(j) = miss(j) − miss(x) + λ (j − x)`: at
+//! least 0, because x minimises `miss + λ size` on a hull. For any sizes that fit, with d = Σ (j
+//! − x) ≤ r,
 //!
 //! ```text
 //! Σ miss(j) = [Σ miss(x) − λ r] + Σ cost(j) + λ (r − d)
 //! ```
 //!
-//! whose bracket is the lower bound and whose other terms are not negative. So a size that costs
-//! more than the best known solution exceeds the bound is in no better one.
+//! The bracket is the lower bound, and the other terms are not negative. So a size whose cost is
+//! above the gap between the best known solution and the bound is in no better solution.
 //!
-//! **Bound.** [`Placement::excess`] is 0 unless [`WORK`] ended the search; then it is at most what
-//! the split VM's curve lies above its hull at one point.
+//! **Bound.** [`Placement::excess`] is 0 unless [`WORK`] ended the search; then it is at most the
+//! distance of the split VM's curve from its hull at one point.
 //!
 //! **Leaves out.** Misses that rise with memory: such a size is no better than the one before it.
 
 use std::cmp::Reverse;
 
-/// So many states are visited at most: some milliseconds.
+/// The largest number of visited states: some milliseconds.
 const WORK: usize = 3_000_000;
 
-/// A solution this close to the bound, as a share of all misses, is the optimum but for rounding.
+/// A solution this close to the bound, as a share of all misses, is the optimum except for
+/// rounding.
 const PRECISION: f64 = 1e-12;
 
-/// What one VM may have.
+/// The possible sizes of one VM.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
     /// The fewest units.
     pub least: u32,
-    /// Its misses with that, with one unit more, and so on. At least one; finite, not negative,
-    /// never rising.
+    /// Misses at that size, at one unit more, and so on. At least one value; finite, not
+    /// negative, never rising.
     pub misses: Vec<f64>,
 }
 
-/// Who gets how much.
+/// The size of each VM.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
-    /// Units of each VM, in their order. Units that would save nothing are nobody's.
+    /// Units of each VM, in the order of the VMs. Units that would save nothing are not given
+    /// out.
     pub units: Vec<u32>,
-    /// All misses.
+    /// Total misses.
     pub misses: f64,
-    /// They are above the least by so many at most.
+    /// The largest possible excess of `misses` over the optimum.
     pub excess: f64,
 }
 
-/// The sizes with the least misses that together take at most `units`. Where not even the fewest
-/// fit, those.
+/// The sizes with the fewest misses that together take at most `units`. If not even the least
+/// sizes fit, those.
 #[must_use]
 pub fn place(choices: &[Choice], units: u64) -> Placement {
     place_within(choices, units, WORK)
@@ -93,15 +95,15 @@ struct Piece {
     slope: f64,
 }
 
-/// Where dealing out ended: this piece of one VM fits only in part.
+/// The end of dealing out: this piece of one VM fits only in part.
 #[derive(Clone, Copy, Debug)]
 struct Split {
     piece: Piece,
-    /// Units that are left, fewer than the piece has.
+    /// Remaining units, fewer than the piece has.
     left: usize,
 }
 
-/// Deals out `units` along the hulls, whole pieces only; the first one that does not fit, if any.
+/// Deals out `units` along the hulls in whole pieces. Returns the first piece that does not fit.
 fn relax(choices: &[Choice], units: u64, given: &mut [usize]) -> Option<Split> {
     let mut pieces = Vec::new();
     let mut hull = Vec::new();
@@ -111,7 +113,7 @@ fn relax(choices: &[Choice], units: u64, given: &mut [usize]) -> Option<Split> {
     let steepest_first = |a: &Piece, b: &Piece| {
         b.slope.total_cmp(&a.slope).then((a.vm, a.from).cmp(&(b.vm, b.from)))
     };
-    // Sorting all would be most of the work: only on which side of the split a piece lies matters.
+    // Sorting all pieces would be most of the work, but only a piece's side of the split matters.
     let mut open = pieces.as_mut_slice();
     let mut left = usize::try_from(units).unwrap_or(usize::MAX);
     while !open.is_empty() {
@@ -162,30 +164,30 @@ fn pieces_of(vm: usize, misses: &[f64], hull: &mut Vec<usize>, pieces: &mut Vec<
 struct Size {
     /// Units more than the relaxed solution gives.
     more: isize,
-    /// As in the head of this file.
+    /// The cost as defined in the head of this file.
     cost: f64,
 }
 
-/// A VM of which more than one size may be in a better solution.
+/// A VM with more than one size that may be in a better solution.
 #[derive(Debug)]
 struct Class {
     vm: usize,
-    /// By growing cost; the first one is the relaxed solution's.
+    /// In ascending order of cost; the first one is the relaxed solution's.
     sizes: Vec<Size>,
 }
 
-/// The way from the relaxed solution to the optimum.
+/// The search from the relaxed solution to the optimum.
 #[derive(Debug)]
 struct Search {
     lambda: f64,
     left: isize,
-    /// Those most likely to matter first.
+    /// Ordered by likely effect, the largest first.
     classes: Vec<Class>,
-    /// What the best known solution misses above the bound, and how it deviates from the relaxed
-    /// one.
+    /// The best known solution's misses above the bound, and its deviations from the relaxed
+    /// solution.
     best: f64,
     deviations: Vec<(usize, isize)>,
-    /// As close as numbers can tell.
+    /// The numeric precision of misses.
     precision: f64,
 }
 
@@ -193,7 +195,7 @@ impl Search {
     fn new(choices: &[Choice], given: &[usize], split: Split) -> Self {
         let Split { piece: Piece { vm, from, slope: lambda, .. }, left } = split;
         let misses = &choices[vm].misses;
-        // All that is left to the split.
+        // All remaining units go to the split VM.
         let best = misses[from + left] - misses[from] + lambda * left as f64;
         let total: f64 = choices.iter().zip(given).map(|(c, given)| c.misses[*given]).sum();
         let mut search = Self {
@@ -238,7 +240,7 @@ impl Search {
         Size { more, cost: cost.max(0.0) }
     }
 
-    /// `None`: only the relaxed solution's size can be in a better one.
+    /// The sizes of a VM that may be in a better solution; `None`: only the relaxed solution's.
     fn class(&self, vm: usize, choice: &Choice, given: usize) -> Option<Class> {
         let others = (0..choice.misses.len()).filter(|size| *size != given);
         let others = others.map(|size| self.size(choice, given, size));
@@ -251,7 +253,8 @@ impl Search {
         Some(Class { vm, sizes })
     }
 
-    /// Goes through the core; answers by how much the best solution may exceed the optimum.
+    /// Searches the core. Returns the largest possible excess of the best solution over the
+    /// optimum.
     fn run(&mut self, work: usize) -> f64 {
         let mut states = States { first: 0, costs: vec![0.0] };
         let mut steps: Vec<(isize, Vec<u32>)> = Vec::new();
@@ -283,7 +286,8 @@ impl Search {
         0.0
     }
 
-    /// Notes the solution that was best after so many classes, with so many units more.
+    /// Records the solution that ends after the given number of classes at the given number of
+    /// units more.
     fn trace(
         &mut self,
         classes: &[Class],
@@ -306,16 +310,17 @@ impl Search {
     }
 }
 
-/// The least cost of each number of units more than the relaxed solution gives.
+/// The least cost for each number of units above the relaxed solution.
 #[derive(Debug)]
 struct States {
     first: isize,
-    /// From `first` on; infinite where nothing leads to.
+    /// Indexed from `first`; infinite for a number that no solution has.
     costs: Vec<f64>,
 }
 
 impl States {
-    /// These with one of `sizes` each, and which one; nothing that costs `limit` or more.
+    /// All sums of these states and one of `sizes`, with the size's index. Sums of `limit` or
+    /// more are dropped.
     fn with(&self, sizes: &[Size], limit: f64) -> (Self, Vec<u32>) {
         let least = sizes.iter().map(|size| size.more).min().unwrap_or(0);
         let most = sizes.iter().map(|size| size.more).max().unwrap_or(0);
@@ -335,15 +340,14 @@ impl States {
         (Self { first, costs }, by)
     }
 
-    /// The best state that fits into `left`, and what it misses above the bound.
+    /// The best state that fits into `left`, and its misses above the bound.
     fn best(&self, left: isize, lambda: f64) -> Option<(f64, isize)> {
         let fitting = (self.first..=left).zip(&self.costs);
         let above = fitting.map(|(more, cost)| (cost + lambda * (left - more) as f64, more));
         above.min_by(|a, b| a.0.total_cmp(&b.0).then(Reverse(a.1).cmp(&Reverse(b.1))))
     }
 
-    /// Forgets states that take more units than another one and miss no less, and cuts the ends
-    /// off.
+    /// Drops states that take more units than another one and miss no less, and trims the ends.
     fn drop_dominated(&mut self, lambda: f64) {
         let mut least = f64::INFINITY;
         for (more, cost) in (self.first..).zip(&mut self.costs) {

@@ -1,16 +1,16 @@
-//! Overloads: who pages because it was given less memory than it was promised, and for how long
+//! Overloads: VMs that page because they were given less memory than promised, and for how long
 //! (Williams 2011 §4.1, §4.4.1).
 //!
-//! **Problem.** A short overload is best borne with other hosts' memory, a long one by moving a VM
-//! away; while it lasts nobody knows which one it is. **Rule.** Paging is measured in intervals of
-//! 10 s. One with more than 200 pages a second is an overload, and 8 such intervals among the last
-//! 12 make it sustained: long overloads pause for up to a minute. Each VM's transient overloads are
-//! counted by their length ([`Profile`]). Once there were [`LEARN_FROM`] of them, one that lasts
-//! longer than μ + 3σ of these lengths is taken for a sustained one, if that is sooner.
+//! **Problem.** A short overload is best borne with other hosts' memory, a long one by moving a
+//! VM away; while it lasts, its kind is unknown. **Rule.** Paging is measured in intervals of 10
+//! s. An interval with more than 200 pages a second is an overload, and 8 such intervals among
+//! the last 12 make it sustained: long overloads pause for up to a minute. Each VM's transient
+//! overloads are counted by their length ([`Profile`]). After [`LEARN_FROM`] of them, an overload
+//! that lasts longer than μ + 3σ of these lengths counts as sustained, if that is sooner.
 //!
-//! Only a VM that has less than its `max` can be overloaded: who has all that it was promised and
-//! pages needs a larger VM, which is its owner's business (footnote 5). An interval of which
-//! nothing is known ends what was known of those before.
+//! Only a VM that has less than its `max` can be overloaded. A VM that pages with all its
+//! promised memory needs a larger size, which is its owner's decision (footnote 5). An interval
+//! without data discards the earlier intervals.
 
 use std::collections::BTreeMap;
 
@@ -22,59 +22,61 @@ use serde::{Deserialize, Serialize};
 
 use crate::tuning::{self, STALE_AFTER};
 
-/// So many transient overloads teach how long such a one lasts. The paper says "a base amount", and
-/// that a whole profile took 25 overloads.
+/// The number of transient overloads from which their usual length is learned. The paper says "a
+/// base amount", and that a whole profile took 25 overloads.
 pub const LEARN_FROM: u32 = 25;
 
-/// How far above the mean length a transient overload is unlikely to reach, in standard deviations.
+/// Distance above the mean length that a transient overload is unlikely to exceed, in standard
+/// deviations.
 const SIGMAS: f64 = 3.0;
 
-/// Fewer overloaded intervals are never sustained: one alone may be a program that starts.
+/// The least number of overloaded intervals of a sustained overload: one alone may be a program
+/// that starts.
 const SHORTEST: u32 = 2;
 
 const PAGE: u64 = 4096;
 
-/// One VM's paging of late.
+/// One VM's recent paging.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Watch {
-    /// The reading that the current interval began with.
+    /// The reading at the start of the current interval.
     begun: Option<Reading<Paged>>,
     intervals: Intervals,
     /// Pages a second in the latest interval.
     pages_per_s: Option<u64>,
 }
 
-/// The last intervals of a VM, and whether they were overloaded.
+/// A VM's last intervals, overloaded or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intervals {
-    /// A bit each; the latest is the lowest one.
+    /// One bit each; the lowest bit is the latest interval.
     last: u64,
-    /// So many overloaded ones came one after the other, up to now.
+    /// Number of consecutive overloaded intervals up to now.
     run: u32,
     is_sustained: bool,
 }
 
-/// What a VM has paged, in and out, since some moment.
+/// A VM's count of pages, in and out, since some starting point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Paged {
     pages: u64,
-    /// Counted by whoever serves its swap disk; else by its guest.
+    /// Whether the server of the VM's swap disk counts; otherwise the guest does.
     is_by_disk: bool,
 }
 
 /// When an overload is sustained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threshold {
-    /// How many of the last intervals are looked at.
+    /// Length of the window in intervals.
     pub window: u32,
-    /// In how many of those it must be overloaded.
+    /// Number of overloaded intervals in the window that makes an overload sustained.
     pub sustained: u32,
-    /// From so many transient overloads it was learned; 0: it is the configured one.
+    /// The number of transient overloads from which it was learned; 0: it is configured.
     pub learned_from: u32,
 }
 
 impl Threshold {
-    /// What the configuration says, or less where the profile teaches that (Williams 2011 §4.1).
+    /// The configured threshold, or a lower one learned from the profile (Williams 2011 §4.1).
     #[must_use]
     pub fn of(spec: &OverloadSpec, profile: &Profile) -> Self {
         let configured = Self { window: spec.window, sustained: spec.sustained, learned_from: 0 };
@@ -90,7 +92,7 @@ impl Threshold {
         };
         let (mean, square) = (moment(1), moment(2));
         let limit = mean + SIGMAS * (square - mean * mean).max(0.0).sqrt();
-        // As many overloaded intervals are more than that, and of a window as much wider as usual.
+        // The smallest number of intervals above the limit, and a window widened in proportion.
         let sustained = (SHORTEST..spec.sustained).find(|n| f64::from(*n) > limit);
         sustained.map_or(configured, |sustained| Self {
             window: (spec.window * sustained).div_ceil(spec.sustained),
@@ -100,7 +102,7 @@ impl Threshold {
     }
 }
 
-/// What a VM has paged so far. `None`: nothing new is known.
+/// A VM's pages so far. `None`: no new data.
 fn paged(vm: &VmView, now: Time) -> Option<Reading<Paged>> {
     let fresh = |at: Time| now.since(at) <= STALE_AFTER;
     let swap = vm.disks.values().filter(|disk| disk.value.repositories.is_some());
@@ -120,7 +122,7 @@ fn paged(vm: &VmView, now: Time) -> Option<Reading<Paged>> {
 }
 
 impl Watch {
-    /// Takes in what is known now. `is_short`: the VM has less than it was promised.
+    /// Updates the intervals. `is_short`: the VM has less than it was promised.
     pub(crate) fn note(
         &mut self,
         vm: &VmView,
@@ -157,7 +159,7 @@ impl Watch {
         self.intervals.last & 1 == 1
     }
 
-    /// What that means; `None`: no interval has been measured.
+    /// The VM's overload; `None`: no interval has been measured.
     fn verdict(&self, is_short: bool, spec: &OverloadSpec, profile: &Profile) -> Option<Overload> {
         let pages_per_s = self.pages_per_s?;
         let threshold = Threshold::of(spec, profile);
@@ -185,7 +187,7 @@ impl Watch {
 }
 
 impl Intervals {
-    /// Another interval has ended.
+    /// Adds an interval that has ended.
     pub fn push(&mut self, is_overloaded: bool, spec: &OverloadSpec, profile: &mut Profile) {
         let threshold = Threshold::of(spec, profile);
         self.last = self.last << 1 | u64::from(is_overloaded);
@@ -193,7 +195,7 @@ impl Intervals {
         let was_sustained = self.is_sustained;
         self.is_sustained = self.overloaded(&threshold) >= threshold.sustained;
         if self.is_sustained && !was_sustained {
-            // What was taken for the begin of a transient overload is one of a sustained one.
+            // The run that counted as a transient overload is the start of a sustained one.
             let begin = u64::from(std::mem::take(&mut self.run)) + u64::from(is_overloaded);
             profile.sustained += begin;
             profile.sustained_overloads += 1;
@@ -212,12 +214,12 @@ impl Intervals {
         }
     }
 
-    /// So many intervals of the window were overloaded.
+    /// Number of overloaded intervals in the window.
     fn overloaded(&self, threshold: &Threshold) -> u32 {
         (self.last & ((1 << threshold.window) - 1)).count_ones()
     }
 
-    /// How much the VM is overloaded.
+    /// Severity of the VM's overload.
     #[must_use]
     pub const fn severity(&self) -> Severity {
         match (self.is_sustained, self.last & 1 == 1) {
@@ -228,20 +230,20 @@ impl Intervals {
     }
 }
 
-/// Whether both are of the same counter, and that has not begun anew.
+/// Whether both readings are of the same counter, without a restart of it.
 fn is_same_count(begun: &Reading<Paged>, latest: &Reading<Paged>) -> bool {
     begun.value.is_by_disk == latest.value.is_by_disk && begun.value.pages <= latest.value.pages
 }
 
-/// A VM, as far as its overload is concerned.
+/// The data about a VM's overload.
 pub(crate) struct Watched<'a> {
     pub(crate) name: &'a VmName,
     pub(crate) watch: &'a mut Watch,
-    /// It has less than it was promised.
+    /// Whether the VM has less than it was promised.
     pub(crate) is_short: bool,
 }
 
-/// Takes in what is known of these VMs; answers what was found of each.
+/// Updates the intervals of these VMs. Returns the overloads found.
 pub(crate) fn watch<'a>(
     vms: impl Iterator<Item = Watched<'a>>,
     view: &HostView,
@@ -257,7 +259,7 @@ pub(crate) fn watch<'a>(
         watch.note(vm, is_short, spec, profile, now);
         found.extend(watch.verdict(is_short, spec, profile).map(|found| (name.clone(), found)));
     }
-    // A VM that has gone may come back.
+    // The profile of a VM that has gone is kept, because the VM may come back.
     while profiles.len() > tuning::MOST_PROFILES.max(view.vms.len()) {
         let gone = profiles.keys().find(|name| !view.vms.contains_key(*name)).cloned();
         let Some(gone) = gone else { break };
@@ -266,7 +268,7 @@ pub(crate) fn watch<'a>(
     found
 }
 
-/// Counts how many VMs are overloaded at once, when an interval has passed.
+/// Counts the VMs that are overloaded at once, when an interval has passed.
 pub(crate) fn count(
     found: &BTreeMap<VmName, Overload>,
     spec: &OverloadSpec,
@@ -299,7 +301,7 @@ mod tests {
     const SPEC: OverloadSpec =
         OverloadSpec { interval_s: 10, pages_per_s: 200, window: 12, sustained: 8 };
 
-    /// A VM that pages as it is told, second by second.
+    /// A VM with a given rate of paging, second by second.
     #[derive(Default)]
     struct Guest {
         watch: Watch,
@@ -309,7 +311,7 @@ mod tests {
     }
 
     impl Guest {
-        /// Intervals in which it pages so many pages a second.
+        /// Runs intervals in which the VM pages `rate` pages a second.
         fn pages(&mut self, rate: u64, intervals: u64) -> &mut Self {
             for _ in 0..intervals * 10 {
                 self.second(rate, true);
@@ -352,7 +354,7 @@ mod tests {
         assert_eq!(guest.verdict().reason, reason);
         guest.pages(300, 1);
         assert_eq!(guest.severity(), Severity::Sustained);
-        // It does not end with a pause, but when fewer than eight are left.
+        // It does not end with a pause, but when fewer than eight overloaded intervals are left.
         guest.pages(0, 4);
         assert_eq!(guest.severity(), Severity::Sustained);
         guest.pages(0, 1);

@@ -1,14 +1,14 @@
-//! Freed memory: how much of it is taken, and from whom.
+//! Freed memory: the amount to take, and the VMs to take it from.
 //!
-//! **Problem.** What guests free stays with them as long as nobody needs it. When memory is short
-//! the kernel drops it, but it knows of no groups, and it begins to swap at the same time. **Rule**
-//! (Wan 2013 §3.3): while there is plenty nothing is taken. When the host would be short without
-//! what has been freed, as much is taken as it would lack: from groups over their budget first,
-//! then from those first who have freed nothing for the longest time, for they will be the last to
+//! **Problem.** Freed memory stays with its guest as long as no other VM needs it. When memory is
+//! short the kernel drops it, but the kernel knows of no groups, and begins to swap at the same
+//! time. **Rule** (Wan 2013 §3.3): while there is plenty nothing is taken. When the host would be
+//! short without freed memory, the shortage is taken: from groups over their budget first, then
+//! from the VMs that have freed nothing for the longest time, because they will be the last to
 //! want it back.
 //!
 //! The grants of all groups come back when the host's reserve is touched ([`crate::headroom`]);
-//! this begins before. What has been freed is in no group's way: it does not count as used.
+//! this begins before. Freed memory restricts no group: it does not count as used.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use model::{Bytes, GroupName, HostReading, HostView, Reason, Time, VmName, plan:
 
 use crate::{cache, group::Group, member::Member, tuning};
 
-/// What is taken until the next tick; from whom nothing is, is not in it.
+/// The takes until the next tick. VMs that keep all their freed memory are left out.
 pub(crate) fn decide(
     view: &HostView,
     groups: &BTreeMap<GroupName, Group<'_>>,
@@ -41,7 +41,7 @@ pub(crate) fn decide(
             break;
         }
         let lazy = member.free_pages.lazy;
-        // The rest of what it has freed it has back in use, or the kernel has dropped it.
+        // The guest has reused the rest of its freed memory, or the kernel has dropped it.
         let keep = if lazy <= needed { Bytes::ZERO } else { member.free_pages.freed.minus(needed) };
         needed = needed.minus(lazy);
         let reason = if deficit.is_zero() {
@@ -54,7 +54,7 @@ pub(crate) fn decide(
     takes
 }
 
-/// What the host would lack if nobody had freed anything.
+/// The host's shortage without freed memory.
 struct Shortage {
     needed: Bytes,
     reason: Reason,

@@ -1,11 +1,11 @@
 //! Grants come back: when the group is over its budget, or the host is short.
 //!
-//! The cheapest memory goes first: untouched grants cost nothing, then memory that its guest has
-//! free, then that of calm guests. Of guests under pressure only those give that swap, and they
-//! come last, when no VM holds anything else: without their grants they swap more. A guest under
-//! pressure that does not swap would lose a program; [`guard`] refuses, and the group stays over
-//! its budget. Nothing below base is touched here: base is guaranteed. The memory of a
-//! paged VM beyond its target is on its way out already.
+//! The cheapest memory goes first: untouched grants cost nothing, then free memory of guests,
+//! then memory of calm guests. Of guests under pressure only those that swap give memory. They
+//! come last, when no VM holds another grant, because without their grants they swap more. A
+//! guest under pressure that does not swap would lose a program; [`guard`] refuses, and the group
+//! stays over its budget. Nothing below base is touched here: base is guaranteed. The memory of a
+//! paged VM beyond its target is already being paged out.
 
 use model::{Bytes, Reason, Time, reason::Pressure};
 
@@ -16,7 +16,7 @@ use crate::{
     tuning,
 };
 
-/// Takes back up to `wanted` of the members' grants. Answers what is on its way back.
+/// Takes back up to `wanted` of the members' grants. Returns the amount on its way back.
 pub(crate) fn take_back(
     members: &mut [Member],
     wanted: Bytes,
@@ -42,7 +42,8 @@ pub(crate) fn take_back(
         if member.change.is_some() {
             continue;
         }
-        // A step's bound is no reason to go on to those that suffer: the next tick takes the rest.
+        // A step's bound does not justify a take from guests that suffer: the next tick takes the
+        // rest.
         if let Some(pressure) = spared(member, purpose, rules).filter(|_| is_cheaper_left) {
             member.refuse(Reason::UnderPressure { pressure });
             continue;
@@ -54,7 +55,8 @@ pub(crate) fn take_back(
                 member.take(target, reason.clone());
             }
             Err(Reason::InFlight { target }) => {
-                // What is already on its way counts, or it would be taken from the next one too.
+                // A take in flight counts; otherwise the next member would lose the same amount
+                // too.
                 left = left.minus(member.actual.minus(target));
                 is_cheaper_left |= target.minus(member.limits.base) >= tuning::STEP_MIN;
                 member.refuse(Reason::InFlight { target });
@@ -65,7 +67,7 @@ pub(crate) fn take_back(
     wanted.minus(left)
 }
 
-/// The pressure for which `member` is spared while others hold grants. A short host spares nobody.
+/// The pressure for which `member` is spared while others hold grants. A short host spares no VM.
 fn spared(member: &Member, purpose: Purpose, rules: Rules) -> Option<Pressure> {
     let pressure = member.guest.as_ref().ok().and_then(|guest| guest.pressure);
     pressure.filter(|_| purpose == Purpose::Deficit && rules.has(Rule::Pressure))

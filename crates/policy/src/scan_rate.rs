@@ -1,14 +1,15 @@
-//! How fast a group's memory is scanned for identical pages (Kim 2014 §4.2.1, Algorithm 1).
+//! The rate of scanning a group's memory for identical pages (Kim 2014 §4.2.1, Algorithm 1).
 //!
-//! Scanning takes CPU time, and what it finds becomes the group's memory. So it is fast while CPU
-//! time is left over; when none is, as slow as can be, unless the group's VMs swap and scanning
-//! does find something: a page from swap costs more than the CPU time to merge one. Faster by
-//! steps, slower by halves, as congestion control does, once in each [`tuning::PERIOD`].
+//! Scanning takes CPU time, and merged pages free memory of the group. So scanning is fast while
+//! CPU time is spare. Without spare CPU time it is as slow as possible, unless the group's VMs
+//! swap and scanning does find pages: a page from swap costs more than the CPU time to merge one.
+//! The rate rises by steps and falls by halves, as in congestion control, once in each
+//! [`tuning::PERIOD`].
 //!
-//! What the paper measures in a group's container is here the whole host's CPU utilisation: what is
-//! left over there is nobody's. Swapping is the guests' own word, as far as it can be believed; a
-//! guest that swaps for no reason costs its host at most the time to merge what is really there to
-//! be merged, for merges are counted by the worker.
+//! The paper measures the CPU time of a group's container; here it is the whole host's CPU
+//! utilization, because spare CPU time belongs to no group. Swap activity comes from the guests'
+//! own statistics, where they are plausible. A guest that swaps without need costs its host at
+//! most the time for real merges, because the worker counts the merges.
 //!
 //! The paper's line 13 prints MIN where MAX is meant.
 
@@ -16,40 +17,38 @@ use model::{Bytes, DedupSpec, PagesPerMs, Reason, Scan};
 
 use crate::{member::Member, tuning};
 
-/// Who decides. The adaptive ones differ in what they look at (Kim 2014 §6.2).
+/// The controllers of the paper. The adaptive ones differ in their inputs (Kim 2014 §6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controller {
-    /// Static-X: always this rate.
+    /// Static-X: a fixed rate.
     Static(PagesPerMs),
-    /// Adaptive-C: CPU utilisation.
+    /// Adaptive-C: CPU utilization.
     Cpu,
-    /// Adaptive-CS: and swap activity.
+    /// Adaptive-CS: CPU utilization and swap activity.
     CpuSwap,
-    /// Adaptive-CSD: and what deduplication saved. What `adaptive` means.
+    /// Adaptive-CSD: in addition, the saving by deduplication. The setting `adaptive` selects it.
     CpuSwapDedup,
 }
 
-/// What happened in the last period.
+/// Events of the last period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Period {
-    /// Share of the host's CPU time that was used, 0 to 1; `None`: not known, which counts as all
-    /// of it.
+    /// CPU utilization of the host, 0 to 1; `None`: unknown, which counts as fully busy.
     pub cpu_busy: Option<f32>,
-    /// What the VMs for which it is scanned swapped in and out: the group's, or those of its
-    /// borrower.
+    /// Swap traffic, in and out, of the VMs for which the group is scanned: the group's, or its
+    /// borrower's.
     pub swapped: Bytes,
-    /// What was merged.
+    /// Memory that was merged.
     pub merged: Bytes,
-    /// Of what was merged before, what was written and is in use again.
+    /// Memory that was merged earlier, then written and unshared.
     pub broken: Bytes,
-    /// VMs whose pages are being merged.
+    /// Number of VMs whose pages are being merged.
     pub vms: u64,
 }
 
 impl Period {
-    /// The last period of a group with these members, which is scanned for the memory of
-    /// `for_whom`: its own members, or those of a group that borrows what it leaves idle (Kim 2014
-    /// §7.2).
+    /// The last period of a group with these members. It is scanned for the memory of `for_whom`:
+    /// its own members, or those of a group that borrows its idle memory (Kim 2014 §7.2).
     pub(crate) fn of(cpu_busy: Option<f32>, members: &[Member], for_whom: &[Member]) -> Self {
         let merging = || members.iter().filter_map(|member| member.merging);
         Self {
@@ -62,7 +61,7 @@ impl Period {
     }
 }
 
-/// Decides one group's rate until the next period; `last_rate` is what it was.
+/// Decides one group's rate until the next period.
 pub(crate) fn decide(spec: DedupSpec, last_rate: Option<PagesPerMs>, last: &Period) -> Scan {
     let controller = match spec {
         DedupSpec::Off => return Scan { rate: None, reason: Reason::DedupOff, payer: None },
@@ -76,7 +75,7 @@ pub(crate) fn decide(spec: DedupSpec, last_rate: Option<PagesPerMs>, last: &Peri
 }
 
 impl Controller {
-    /// The rate after a period in which it was `rate`, and why.
+    /// The rate after a period with `rate`, and the reason.
     #[must_use]
     pub fn next(self, rate: PagesPerMs, last: &Period) -> (PagesPerMs, Reason) {
         let faster = PagesPerMs(rate.0.saturating_add(tuning::SCAN_STEP.0));
@@ -101,7 +100,7 @@ impl Controller {
     }
 }
 
-/// Whether CPU time is left over, or is not.
+/// `Ok`: CPU time is spare; `Err`: it is not.
 fn cpu(busy: Option<f32>) -> Result<Reason, Reason> {
     let Some(share) = busy else { return Err(Reason::CpuUnknown) };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 100")]

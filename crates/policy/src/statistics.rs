@@ -1,11 +1,11 @@
-//! Whether a guest's statistics can be believed, and what they say.
+//! The plausibility of a guest's statistics, and their values.
 //!
-//! A guest may be stuck, rebooted, buggy or hostile, and nothing but its own word tells how much
-//! memory it leaves unused. So its word is checked against what is physically possible (no more
-//! memory than QEMU gave it, no swap traffic faster than memory) and against its age. What fails is
-//! doubted, and nobody is shrunk on doubt. What a guest can gain by lying within the possible is
-//! bounded by its group's surplus and its own `max`, under `balance` also by what others of its
-//! group have above their base; what it can lose is its own.
+//! A guest may be stuck, rebooted, buggy or hostile, and only its own statistics tell how much
+//! memory it leaves unused. So they are checked against physical limits (no more memory than QEMU
+//! gave it, no swap traffic faster than memory) and against their age. Statistics that fail are
+//! doubted, and no VM is shrunk on doubt. A guest that lies plausibly gains at most its
+//! group's surplus, up to its own `max`; under `balance` also the memory that others of its group
+//! have above their base. It can lose only its own memory.
 
 use model::{
     Bytes, GuestStats, Reading, Reason, Time,
@@ -19,26 +19,26 @@ use crate::{
     tuning,
 };
 
-/// What a believable guest says.
+/// The values of a believable guest.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Guest {
-    /// When it said so.
+    /// Time of the statistics.
     pub(crate) at: Time,
     pub(crate) total: Bytes,
     pub(crate) free: Bytes,
     pub(crate) available: Bytes,
-    /// It wants more.
+    /// The sign of demand.
     pub(crate) demand: Option<Pressure>,
-    /// It suffers.
+    /// The sign of suffering.
     pub(crate) pressure: Option<Pressure>,
 }
 
-/// The host's own knowledge of a guest, to judge its statistics by.
+/// The host's own knowledge of a guest, used to judge its statistics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
-    /// All memory that it has, of other devices too.
+    /// All memory of the guest, including that of other devices.
     pub(crate) most: Bytes,
-    /// Memory that its balloon holds now, where its statistics still count that as its own.
+    /// Memory in the balloon now, where the guest's statistics count it as its own.
     pub(crate) held: Option<Bytes>,
     pub(crate) has_swap: bool,
 }
@@ -66,7 +66,8 @@ pub(crate) fn believe(
         possible(StatField::Available, available, total)?;
     }
     let in_use = match known.held {
-        // The balloon is read now, and these statistics may be of a time when it held less or more.
+        // The balloon's size is current, but these statistics may be from a time at which it was
+        // different.
         Some(held) if has_moved_since(reading.at, held, memory, now) => None,
         held => Some(total.minus(available.plus(held.unwrap_or_default()))),
     };
@@ -97,7 +98,7 @@ pub(crate) fn believe(
     Ok(Guest { at: reading.at, total, free, available, demand, pressure })
 }
 
-/// Whether the balloon, which holds so much now, may have held less or more at `at`.
+/// Whether the balloon, which holds `held` now, may have held another amount at `at`.
 fn has_moved_since(at: Time, held: Bytes, memory: &mut VmMemory, now: Time) -> bool {
     let is_under_way = |asked: &Asked| match asked.arrived_at {
         Some(arrived) => at <= arrived,
@@ -110,8 +111,9 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
 
-/// Sees that the guest's kernel has killed a program: it counts that, or memory `jumped` free. One
-/// with swap that does not count frees much at once for other reasons.
+/// Notes that the guest's kernel has killed a program: the kernel counts the kill, or memory
+/// `jumped` free. With swap, a guest that does not count kills may free much memory at once for
+/// other reasons.
 fn note_kills(
     reading: &Reading<GuestStats>,
     before: Option<Reading<Counters>>,
@@ -120,7 +122,7 @@ fn note_kills(
     memory: &mut VmMemory,
     now: Time,
 ) {
-    // Statistics of one date count once.
+    // Statistics of one time count once.
     let before = before.filter(|before| before.at < reading.at);
     let before = before.and_then(|counters| counters.value.kills);
     match (before, reading.value.oom_kills) {
@@ -136,8 +138,8 @@ fn note_kills(
     }
 }
 
-/// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of
-/// one that never swapped. Answers whether they ran backwards.
+/// Turns counters into rates. Every running guest has minor faults, so they show a reboot even of
+/// a guest that never swapped. Returns whether the counters ran backwards.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) -> bool {
     let swap_in = reading.value.swap_in.unwrap_or_default();
     let counters = Counters {

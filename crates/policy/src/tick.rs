@@ -1,5 +1,5 @@
-//! The loop's one step: sort the VMs into groups, decide each group, remember, and write it all
-//! down.
+//! One step of the loop: assign the VMs to groups, decide each group, remember, and write the
+//! plan.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub fn tick(view: &HostView, spec: &Spec, memory: &mut Memory, now: Time) -> Pla
     tick_with(view, spec, memory, now, Rules::ALL)
 }
 
-/// [`tick`] with some safety rules off: for the simulator, to show what they are for.
+/// [`tick`] with some safety rules off: the simulator shows their purpose with it.
 #[must_use]
 pub fn tick_with(
     view: &HostView,
@@ -92,7 +92,7 @@ pub fn tick_with(
     plan
 }
 
-/// One whole turn of the loop over the outside world's three ports.
+/// One turn of the loop over the three ports to the outside world.
 pub fn cycle(
     world: &mut (impl Sense + Act),
     clock: &impl Clock,
@@ -125,7 +125,7 @@ pub fn cycle_with(
     (view, plan)
 }
 
-/// Sorts the VMs into their groups; those that fit none go into the plan as they are.
+/// Assigns the VMs to their groups. A VM that matches no group goes into the plan unchanged.
 fn assemble<'a>(
     view: &HostView,
     spec: &'a Spec,
@@ -173,7 +173,7 @@ fn assemble<'a>(
         .collect()
 }
 
-/// Decides what groups lend each other until the next tick, and enters it in their ledgers.
+/// Decides the loans between groups until the next tick, and enters them in the ledgers.
 fn loans(
     groups: &mut BTreeMap<GroupName, Group<'_>>,
     unlendable_because: Option<&Reason>,
@@ -193,8 +193,8 @@ fn loans(
     loans
 }
 
-/// Decides how fast each group's identical pages are looked for. That takes nothing from any guest,
-/// so no mode of the balloon matters; only that another group pays for it is part of a loan that is
+/// Decides each group's scan rate for identical pages. Scanning takes nothing from any guest, so
+/// the balloon's mode does not matter. Only a payer from another group needs a loan that is
 /// carried out.
 fn scans(
     view: &HostView,
@@ -227,7 +227,7 @@ fn scans(
     scans
 }
 
-/// Writes a member's decision into the plan, and into the memory if it is carried out.
+/// Writes a member's decision into the plan, and into memory if it is carried out.
 fn conclude(
     mut member: Member,
     group: &GroupName,
@@ -280,7 +280,7 @@ fn conclude(
     memory.vms.insert(member.name, member.memory);
 }
 
-/// Keeps in mind what it had before memory was taken from it, until it has that again.
+/// Remembers the member's size before memory was taken from it, until it has that size again.
 fn note_sizes(memory: &mut VmMemory, intent: &Intent, before: Bytes) {
     if intent.is_take && !intent.is_repeat {
         memory.note_take(before);
@@ -291,7 +291,7 @@ fn note_sizes(memory: &mut VmMemory, intent: &Intent, before: Bytes) {
 
 fn remember(memory: &mut VmMemory, intent: &Intent, actual: Bytes, is_calm: bool, now: Time) {
     match &intent.reason {
-        // The request is taken back, so there is nothing to follow.
+        // The request is withdrawn, so there is nothing to follow.
         Reason::Uncooperative { .. } => memory.asked = None,
         reason => memory.ask(intent.target, intent.is_take, reason.clone(), actual, now),
     }
@@ -302,7 +302,8 @@ fn remember(memory: &mut VmMemory, intent: &Intent, actual: Bytes, is_calm: bool
         }
         _ => {}
     }
-    // Where a VM was to miss more for others' sake, or was short already, that is no mistake.
+    // Where a VM was expected to miss more for others' sake, or was short already, later pressure
+    // is no mistake.
     let is_not_missed = matches!(
         intent.reason,
         Reason::Idle { .. } | Reason::Share { .. } | Reason::WorthLess { costs: 0, .. }

@@ -1,41 +1,41 @@
-//! Balloons that give the host nothing back: what was taken is compared with what the host got.
+//! Balloons that give the host nothing back: memory taken is compared with memory received.
 //!
-//! **Problem.** Memory that is locked, pinned by a device, or of huge pages that were allocated in
-//! advance stays with QEMU when its balloon takes it from the guest. The guest loses it, and the
-//! host gains nothing: a neighbour that needs it is shrunk next.
+//! **Problem.** Locked memory, memory pinned by a device, and preallocated huge pages stay with
+//! QEMU when the balloon takes them from the guest. The guest loses them, and the host gains
+//! nothing: a neighbour that needs its memory is shrunk next.
 //!
-//! **Idea.** A guest occupies no more on the host than its balloon leaves it. Memory that is
-//! counted beyond that is withheld. Where most of what this daemon took is withheld, for longer
-//! than a reading is late, taking stops, all of it goes back, and the VM is left alone, for longer
-//! each time.
+//! **Idea.** A guest occupies no more on the host than its balloon leaves it. Memory counted
+//! beyond that is withheld. If most of the memory that this daemon took is withheld, for longer
+//! than a reading is late, taking stops, all of it goes back, and the VM is left alone, for
+//! longer each time.
 //!
-//! **Leaves out.** VMs that are paged: their balloon holds nothing.
+//! **Leaves out.** Paged VMs: their balloon holds nothing.
 
 use model::{Bytes, Reason, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::{memory::doubled, tuning};
 
-/// Memory of a balloon that may give nothing back.
+/// The state of a balloon that may give nothing back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Withheld {
-    /// When it was last seen to withhold memory.
+    /// The amount withheld when that was last seen.
     amount: Bytes,
-    /// Since when it does so; `None`: it does not.
+    /// Since when memory is withheld; `None`: none is.
     since: Option<Time>,
-    /// Memory that it held before this daemon took anything.
+    /// The balloon's size before this daemon took anything.
     held_before: Option<Bytes>,
     /// Until when the VM is left alone.
     until: Option<Time>,
-    /// How often it gave nothing back.
+    /// Number of times that the balloon gave nothing back.
     failures: u32,
 }
 
 impl Withheld {
-    /// Notes what the host counts of a VM whose balloon holds `held`, and leaves it `left`.
+    /// Notes the host's count of a VM whose balloon holds `held`, and leaves it `left`.
     pub(crate) fn note(&mut self, counted: Bytes, left: Bytes, held: Bytes, now: Time) {
         let amount = counted.minus(left);
-        // Some of what it held before may never have been touched.
+        // Some of the earlier balloon's memory may never have been touched.
         let taken = held.minus(self.held_before.unwrap_or_default());
         if amount >= tuning::WITHHELD_MIN && amount >= taken.share(1, 2) {
             self.amount = amount;
@@ -54,7 +54,7 @@ impl Withheld {
         self.since = None;
     }
 
-    /// Memory is taken from the VM while its balloon holds `held`, or given to it.
+    /// Notes a take from the VM while its balloon holds `held`, or a grant to it.
     pub(crate) fn note_change(&mut self, is_take: bool, held: Bytes) {
         self.held_before = match self.held_before {
             None if is_take => Some(held),
@@ -75,8 +75,8 @@ impl Withheld {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Where it turns out now that the balloon gives nothing back: the memory that it withholds,
-    /// and what it held before anything was taken, if anything was.
+    /// If the balloon now turns out to give nothing back: the amount withheld, and the balloon's
+    /// size before the first take, if there was one.
     pub(crate) fn turns_out(&mut self, now: Time) -> Option<(Bytes, Option<Bytes>)> {
         let is_certain = self.since.is_some_and(|at| now.since(at) >= tuning::WITHHELD_FOR);
         if !is_certain || self.is_left_alone(now) {

@@ -1,4 +1,4 @@
-//! What a group has to spare is its cache, which gives way to everything else.
+//! A group's spare memory is its cache, which gives way to all other uses.
 
 mod world;
 
@@ -28,7 +28,7 @@ fn quota(plan: &Plan) -> Bytes {
     plan.caches[&"g".into()].amount
 }
 
-/// What it holds now.
+/// Sets the memory that the cache holds now.
 fn hold(world: &mut World, held: Bytes) {
     let reading = CacheReading { held, ..CacheReading::default() };
     world.view.caches.insert("g".into(), Reading::new(reading, world.now));
@@ -71,17 +71,17 @@ fn a_host_that_has_less_than_the_surplus_bounds_it_and_memory_in_caches_counts_a
     let plan = world.seconds(3);
     assert_eq!(quota(&plan), Bytes::mib(100));
     assert!(matches!(plan.caches[&"g".into()].reason, Reason::HostReserve { .. }));
-    // It has filled itself: that is no shortage.
+    // The cache has filled itself: that is no shortage.
     world.available = reserve;
     hold(&mut world, Bytes::mib(100));
     let plan = world.second();
     assert_eq!((quota(&plan), plan.host.len()), (Bytes::mib(100), 0));
-    // Somebody else has taken memory: the cache gives way, before anything else does.
+    // Another program has taken memory: the cache gives way first.
     world.available = reserve.minus(Bytes::mib(60));
     hold(&mut world, Bytes::mib(100));
     let plan = world.second();
     assert_eq!((quota(&plan), plan.host.len()), (Bytes::mib(40), 0));
-    // What it held long ago counts no more.
+    // An old reading of the cache does not count.
     let plan = world.seconds(20);
     assert_eq!((quota(&plan), plan.host.len()), (Bytes::ZERO, 1));
 }

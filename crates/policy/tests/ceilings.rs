@@ -1,14 +1,14 @@
-//! Limits of QEMU's cgroups: no grant goes beyond them, at whichever level they stand.
+//! Limits of QEMU's cgroups: no grant goes beyond them, at any level.
 
 mod world;
 
 use model::{Bytes, FreePages, Policy, Reading, Reason, Time, view::MemoryLimit};
 use world::World;
 
-/// QEMU's memory in addition to its guest's in these tests, in MiB.
+/// QEMU's own memory in these tests, in MiB.
 const OWN: u64 = 40;
 
-/// These VMs are in the cgroup, which may have `limit` MiB.
+/// Places these VMs in a cgroup with a limit of `limit` MiB.
 fn confine(world: &mut World, vms: &[&str], limit: u64) {
     let used: u64 = vms.iter().map(|vm| OWN + (used(world, vm) >> 20)).sum();
     let now = world.now;
@@ -27,7 +27,7 @@ fn used(world: &World, vm: &str) -> u64 {
     world.view.vms[&vm.into()].used.map_or(0, |used| used.value.0)
 }
 
-/// A second in which each of them swaps, and touches all that it has.
+/// A second in which each of the VMs swaps, and touches all its memory.
 fn hungry_second(world: &mut World, vms: &[&str]) -> model::Plan {
     for vm in vms {
         let stands = Bytes::mib(world.stands_at(vm));
@@ -123,7 +123,7 @@ fn a_vm_that_is_not_counted_costs_nobody_a_grant_or_its_base() {
         assert!(!is_taken(&plan, "a"), "{plan:?}");
     }
     assert_eq!(world.stands_at("a"), 200);
-    // The cgroup holds all that the guest has, and its base would fit.
+    // The cgroup's count includes all memory of the guest, and its base would fit.
     let mut world = World::new(Policy::Demand, Some(4096)).vm("a", 100, 0);
     confine(&mut world, &["a"], 156);
     world.see("a").used = None;
@@ -144,7 +144,7 @@ fn of_vms_below_one_limit_only_as_much_is_taken_as_is_too_much() {
     confine(&mut world, &both, 470);
     let plan = world.second();
     assert_eq!(both.map(|vm| is_taken(&plan, vm)), [true, false]);
-    // Its balloon takes its time.
+    // The balloon moves slowly.
     let balloon = Some(Reading::new(Bytes::mib(200), world.now));
     world.see("a").balloon = balloon;
     world.see("a").used = balloon;
@@ -160,7 +160,7 @@ fn the_youngest_reading_of_a_limit_counts_and_an_old_one_does_not() {
     let both = ["a", "b"];
     let mut world = granted(&both, 600);
     for age in [5, 11] {
-        // The first of them says of old that there is too little.
+        // The first VM's old reading shows too little room.
         confine(&mut world, &both, 600);
         let at = world.now;
         let old = world.see("a").memory_limits.as_mut().expect("it was set");

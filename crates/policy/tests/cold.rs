@@ -1,4 +1,4 @@
-//! VMs whose memory the host pages out take part as others do, and need to tell nothing themselves.
+//! Paged VMs take part as other VMs do, and need no statistics of their own.
 
 mod world;
 
@@ -13,7 +13,7 @@ fn world(cold: ColdSpec, budget_mib: Option<u64>) -> World {
     world
 }
 
-/// It touches so many pieces a second that are out.
+/// Sets the pieces of paged-out memory that a VM touches per second.
 fn refault(world: &mut World, name: &str, per_s: u32) {
     let cold = world.cold(name);
     cold.refaults_per_s = per_s.into();
@@ -58,7 +58,7 @@ fn who_wakes_beyond_its_target_was_moved_by_nobody() {
     world.seconds(60);
     let asleep = resident_mib(&mut world, "a");
     assert!(asleep < 110, "{asleep}");
-    // Its worker lets it be for some seconds.
+    // The VM's worker does not page it out for some seconds.
     world.cold("a").resident = Bytes::mib(120);
     let plan = world.second();
     let is_left_alone = |reason: &Reason| matches!(reason, Reason::MovedByOthers { .. });
@@ -69,7 +69,7 @@ fn who_wakes_beyond_its_target_was_moved_by_nobody() {
 
 #[test]
 fn what_the_group_lacks_is_paged_out_of_who_does_not_touch_it_whatever_the_guest_says() {
-    // It has no swap of its own, and says nothing.
+    // The VM has no swap of its own, and sends no statistics.
     let mut world =
         world(ColdSpec::WhenNeeded, Some(320)).paged_vm("a", 200, 120).paged_vm("b", 128, 0);
     world.see("a").stats = None;
@@ -99,7 +99,7 @@ fn ahead_of_need_goes_what_was_not_touched_until_more_comes_back_than_is_allowed
     world.seconds(30);
     let before = resident_mib(&mut world, "a");
     assert!((64..128).contains(&before), "not below its min: {before}");
-    // A piece in four seconds: no wait to speak of, and 2 MiB in a minute.
+    // One piece in four seconds: a negligible wait, and 2 MiB in a minute.
     world.cold("a").refaulted_per_s = Bytes::kib(32);
     let plan = world.seconds(3);
     let decision = &plan.vms[&"a".into()];

@@ -1,7 +1,7 @@
-//! No plan breaks an invariant, whatever is seen, in whatever order.
+//! No plan breaks an invariant, for any views in any order.
 //!
-//! Every invariant is computed here from the view alone: the policy's own helpers may be as wrong
-//! as the policy. 11,000 worlds of three to eight ticks each.
+//! Every invariant is computed here from the view alone, because the policy's own helpers may be
+//! wrong too. 11,000 worlds of three to eight ticks each.
 
 mod hostile;
 
@@ -22,12 +22,12 @@ const REPLAY: u32 = 1_000;
 const SILENCE: u32 = 500;
 const _: () = assert!(SAFETY + ISOLATION + REPLAY + SILENCE >= 10_000);
 
-/// What has been asked of each VM in its present life, as an onlooker knows it.
+/// The requests to each VM in its present incarnation, as an observer knows them.
 #[derive(Default)]
 struct Onlooker {
     asked: BTreeMap<VmName, (u64, Bytes)>,
     has_swapped: BTreeMap<VmName, bool>,
-    /// The most that each VM was seen to have, or was asked to, in its present life.
+    /// The largest observed size or target of each VM in its present incarnation.
     most: BTreeMap<VmName, (u64, Bytes)>,
 }
 
@@ -50,25 +50,26 @@ impl Onlooker {
         }
     }
 
-    /// The most that it had, or was meant to have, or its base.
+    /// The largest size or target of the VM, or its base.
     fn most_asked(&self, name: &VmName, vm: &VmView) -> Bytes {
         let most = self.most.get(name).map_or(Bytes::ZERO, |most| most.1);
         most.max(self.target(name, vm))
     }
 
-    /// Where a VM was last asked to stand, or stands.
+    /// The VM's last target, or its current size.
     fn target(&self, name: &VmName, vm: &VmView) -> Bytes {
         let asked = self.asked.get(name).filter(|(life, _)| *life == vm.incarnation);
         asked.map_or(stands_at(vm), |(_, target)| *target)
     }
 }
 
-/// Where the balloon stands: never above what QEMU gave, whatever the guest's driver writes.
+/// The balloon's size: never above the memory that QEMU gave, regardless of the guest driver's
+/// figure.
 fn stands_at(vm: &VmView) -> Bytes {
     vm.balloon.map_or(vm.ram, |reading| reading.value.min(vm.ram))
 }
 
-/// One change and all that it is judged by.
+/// One change and the data to judge it by.
 struct Deed<'a> {
     name: &'a VmName,
     vm: &'a VmView,
@@ -80,14 +81,14 @@ struct Deed<'a> {
 }
 
 impl Deed<'_> {
-    /// How far a balloon may stand off its target, and a target off the exact figure.
+    /// The tolerance between a balloon and its target, and between a target and the exact figure.
     fn slack(&self) -> Bytes {
         Bytes::mib(2).plus(Bytes(self.vm.ram.0 / 200))
     }
 
     fn is_in_range(&self) -> TestCaseResult {
         let lowest = self.limits.min.min(self.actual);
-        // What is given is counted from the target, near which the balloon may stand.
+        // Grants are counted from the target, near which the balloon may be.
         let lowest = if self.change.is_take { lowest } else { lowest.minus(self.slack()) };
         let highest = self.limits.max.max(self.limits.base).max(self.actual).max(self.asked);
         prop_assert!(self.target >= lowest && self.target <= highest, "{self:?}");
@@ -117,7 +118,7 @@ impl Deed<'_> {
         self.asked.min(self.actual).minus(self.target)
     }
 
-    /// A guest without swap keeps what it uses and a margin, and its base in any case.
+    /// A guest without swap keeps the memory that it uses and a margin, and always its base.
     fn leaves_the_swapless_alone(&self) -> TestCaseResult {
         let stats = self.vm.stats.map(|reading| reading.value).unwrap_or_default();
         let (free, total) = (stats.free.unwrap_or_default(), stats.total.unwrap_or_default());
@@ -142,7 +143,7 @@ impl Deed<'_> {
         Ok(())
     }
 
-    /// What is newly handed out above base and above what it was promised already.
+    /// Memory newly granted above base and above earlier promises.
     fn gift(&self) -> Bytes {
         self.target.minus(self.actual.max(self.asked).max(self.limits.base))
     }
@@ -181,11 +182,12 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
                 deed.leaves_the_swapless_alone()?;
             }
         } else if let Reason::Withheld { .. } = change.reason {
-            // The host keeps it for the VM in any case.
+            // The host keeps that memory for the VM in any case.
             let counted = vm.used.map_or(Bytes::ZERO, |used| used.value);
             prop_assert!(target <= counted.plus(tuning::uncounted(vm.ram)), "{deed:?}");
         } else {
-            // Memory that was taken from it is no gift: it comes back whatever its group has left.
+            // Memory that was taken from the VM is no gift: it comes back with any surplus of its
+            // group.
             let comes_back =
                 matches!(change.reason, Reason::Returned { .. } | Reason::KilledGiveBack { .. });
             if comes_back {
@@ -218,8 +220,8 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
     actions_are_in_order(plan)
 }
 
-/// What is lent is borrowed, once, by consent of both, and only of what a group at ease leaves
-/// unused.
+/// A loan is borrowed once, by consent of both groups, and only from memory that a calm group
+/// leaves unused.
 fn loans_are_consented_and_covered(
     view: &HostView,
     spec: &Spec,
@@ -251,8 +253,8 @@ fn loans_are_consented_and_covered(
     Ok(())
 }
 
-/// Whether a guest that is believed has almost nothing available. Freed memory is taken only from
-/// those that have some, and only while the host is known to need it.
+/// Freed memory is taken only from VMs that have some, and only while the host is known to need
+/// it.
 fn takes_are_needed(view: &HostView, plan: &Plan, now: Time) -> TestCaseResult {
     prop_assert!(plan.takes.is_empty() || !is_unknown(view, now), "unknown host");
     for (name, take) in &plan.takes {
@@ -262,6 +264,7 @@ fn takes_are_needed(view: &HostView, plan: &Plan, now: Time) -> TestCaseResult {
     Ok(())
 }
 
+/// Whether a guest that is believed has almost nothing available.
 fn says_it_has_nothing_left(plan: &Plan, name: &VmName, vm: &VmView) -> bool {
     use Reason::{CountersWentBack, ImplausibleStats, NoStats, StaleStats};
     let is_doubt = |reason: &Reason| {

@@ -24,7 +24,7 @@ fn world() -> World {
     world
 }
 
-/// Lets seconds pass in which `hungry` swaps, and touches all that it is given.
+/// Runs seconds in which `hungry` swaps, and touches all memory that it is given.
 fn starve(world: &mut World, seconds: u64) -> Plan {
     let mut plan = Plan::default();
     for _ in 0..seconds {
@@ -143,7 +143,8 @@ fn while_it_lends_a_groups_worker_scans_for_the_borrower_and_at_its_cost() {
     assert!(lent(&plan) > 0 && scan(&plan).payer.is_none(), "what is not lent is not paid for");
 }
 
-/// What happens in a second: who swaps, and what the owner's group occupies, in MiB.
+/// The events of a second: the VMs that swap, and the memory that the owner's group occupies, in
+/// MiB.
 type Second = (bool, bool, u64);
 
 proptest! {

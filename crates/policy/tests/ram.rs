@@ -1,11 +1,11 @@
-//! How much RAM a VM has is QEMU's word, and changes while it runs.
+//! A VM's amount of RAM is QEMU's claim, and changes while the VM runs.
 
 mod world;
 
 use model::{Bytes, Policy, Reading, Reason, spec::LimitsSpec};
 use world::World;
 
-/// Nobody wrote limits: a VM is guaranteed all its RAM.
+/// No limits are configured: a VM is guaranteed all its RAM.
 fn unlimited() -> World {
     let mut world = World::new(Policy::Demand, None);
     world.spec.groups.values_mut().for_each(|group| group.limits = LimitsSpec::default());
@@ -15,7 +15,7 @@ fn unlimited() -> World {
 #[test]
 fn a_dimm_is_its_guests_and_nothing_is_asked_of_the_balloon() {
     let mut world = World::new(Policy::Demand, None).vm("a", 128, 20);
-    // It was asked for something before.
+    // The balloon had a request before.
     let plan = world.seconds(12);
     assert!(plan.actions().is_empty(), "{plan:?}");
     world.swap("a");
@@ -53,7 +53,7 @@ fn memory_of_other_devices_is_believed_in_statistics_and_is_no_surplus() {
     world.see("a").devices = Bytes::mib(256);
     assert!(!doubts(&mut world));
 
-    // The group pays for its RAM, and for what the devices hold on the host, and no more.
+    // The group pays for the RAM, and for the devices' memory on the host, and no more.
     let ledger = world.second().groups[&"g".into()];
     assert_eq!((ledger.budget, ledger.surplus), (Bytes::mib(384), Bytes::ZERO));
     let now = world.now;
@@ -66,13 +66,14 @@ fn memory_of_other_devices_is_believed_in_statistics_and_is_no_surplus() {
 fn ram_that_the_host_cannot_see_makes_its_group_no_richer() {
     let mut world = unlimited().vm("liar", 100, 50).vm("victim", 384, 100);
     let honest = world.second().groups[&"g".into()].budget;
-    // A tebibyte, of which its balloon leaves it a little, and nothing of it can be counted.
+    // A tebibyte of RAM, of which the balloon leaves only a little, and none of it can be
+    // counted.
     let liar = world.see("liar");
     (liar.ram, liar.used) = (Bytes(1 << 40), None);
     let ledger = world.seconds(30).groups[&"g".into()];
     assert!(ledger.budget <= honest, "{ledger:?}");
     assert_eq!(ledger.surplus, Bytes::ZERO);
-    // Where it can be counted, it is no more than the host has.
+    // Where the RAM can be counted, it is bounded by the host's memory.
     let now = world.now;
     let liar = world.see("liar");
     (liar.ram, liar.used) = (Bytes(1 << 50), Some(Reading::new(Bytes::mib(100), now)));
@@ -91,7 +92,7 @@ fn a_balloon_that_is_moved_by_another_program_is_noticed_though_nothing_was_aske
     let now = world.now;
     world.see("a").balloon = Some(Reading::new(Bytes::mib(100), now));
     assert!(others(&world.second()));
-    // It is left alone, even where it wants more and the group has it.
+    // The VM is left alone, even if it wants more and the group has it.
     for _ in 0..30 {
         let plan = world.second();
         assert!(others(&plan) && plan.vms[&"a".into()].change.is_none(), "{plan:?}");
@@ -118,7 +119,7 @@ fn a_balloon_that_gives_the_host_nothing_back_is_given_back_what_was_taken() {
     let refusals = &plan.vms[&"locked".into()].refusals;
     let says = |reason: &Reason| matches!(reason, Reason::GivesNothingBack { .. });
     assert!(refusals.iter().any(says), "{refusals:?}");
-    // A VM whose balloon gives back is none of that.
+    // A VM whose balloon gives memory back is not affected.
     let plan = world.second();
     assert!(!plan.vms[&"b".into()].refusals.iter().any(says));
 }

@@ -1,5 +1,4 @@
-//! What is taken of what guests have freed: nothing while there is plenty, and never more than is
-//! needed.
+//! Takes of freed memory: none while there is plenty, and never more than is needed.
 
 mod world;
 
@@ -17,7 +16,7 @@ fn world() -> World {
     world
 }
 
-/// `name` has freed so much, of which the kernel still has that much, in GiB.
+/// Sets `name`'s freed memory, and the part that the kernel still has, in GiB.
 fn free(world: &mut World, name: &str, freed: u64, lazy: u64) {
     let gib = |gib| Bytes::mib(gib << 10);
     let before = world.see(name).free_pages.map_or(Bytes::ZERO, |free| free.value.handed_over);
@@ -28,7 +27,7 @@ fn free(world: &mut World, name: &str, freed: u64, lazy: u64) {
     world.see(name).free_pages = Some(Reading::new(free, now));
 }
 
-/// What is taken from whom, in MiB.
+/// The amount taken from each VM, in MiB.
 fn taken(plan: &Plan) -> Vec<(&str, u64)> {
     let taken = |keep: Bytes| (10 << 10) - (keep.0 >> 20);
     plan.takes.iter().map(|(name, take)| (name.as_str(), taken(take.keep))).collect()
@@ -38,7 +37,7 @@ fn taken(plan: &Plan) -> Vec<(&str, u64)> {
 fn nothing_is_taken_while_the_host_has_plenty_without_it() {
     let mut world = world();
     assert_eq!(taken(&world.seconds(5)), []);
-    // The reserve is 51.2 GiB, and half of it more is to be there.
+    // The reserve is 51.2 GiB, and one and a half times that should be available.
     world.available = Bytes::mib(107 << 10);
     assert_eq!(taken(&world.second()), []);
 }
@@ -50,7 +49,7 @@ fn as_much_is_taken_as_the_host_would_lack_from_whom_has_freed_nothing_for_the_l
     free(&mut world, "a", 10, 10);
     world.second();
     free(&mut world, "b", 10, 10);
-    // Without the 30 GiB that are freed there are 60, and 76.8 are to be there.
+    // Without the 30 GiB of freed memory, 60 GiB are available, and 76.8 should be.
     world.available = Bytes::mib(90 << 10);
     let plan = world.second();
     assert_eq!(taken(&plan), [("a", 16 * 1024 + 820 - 10 * 1024), ("c", 10 << 10)]);
@@ -76,7 +75,7 @@ fn when_the_host_is_short_a_group_over_its_budget_gives_first() {
     let mut world = world();
     world.spec.groups.get_mut(&"g".into()).expect("the group").budget = Some(Bytes::mib(256));
     assert_eq!(taken(&world.second()), [], "nobody needs it");
-    // 16.8 of the 76.8 GiB that are to be there are lacking.
+    // Of the 76.8 GiB that should be available, 16.8 are missing.
     world.available = Bytes::mib(90 << 10);
     let plan = world.second();
     assert_eq!(taken(&plan), [("a", 10 << 10), ("b", 16 * 1024 + 820 - 10 * 1024)]);
@@ -90,7 +89,8 @@ fn who_cannot_give_does_not_stand_in_for_those_who_can() {
     let why = "Overbook is not to take it".to_owned();
     world.see("a").limits.insert(model::view::Mechanism::FreePages, why);
     world.available = Bytes::mib(80 << 10);
-    // What it has freed is not counted upon either: without the rest there are 60 GiB.
+    // That VM's freed memory does not count as available either: without the rest there are 60
+    // GiB.
     assert_eq!(taken(&world.second()), [("b", 10 << 10), ("c", 6 * 1024 + 820)]);
 }
 

@@ -1,4 +1,4 @@
-//! A daemon that has just started must not act on what it does not know yet.
+//! A daemon that has just started must not act on incomplete data.
 
 mod world;
 
@@ -7,7 +7,7 @@ use policy::tuning;
 
 use world::{World, target_mib};
 
-/// One guest with a grant of 100 MiB beside three that occupy 76 of their 128 MiB; none is counted
+/// One guest with a grant of 100 MiB, and three that occupy 76 of their 128 MiB; none is counted
 /// yet.
 fn uncounted() -> World {
     let mut world = World::new(Policy::Demand, None).vm("grantee", 228, 60);

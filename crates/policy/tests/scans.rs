@@ -1,4 +1,4 @@
-//! How fast each group's identical pages are looked for, second by second.
+//! Each group's scan rate for identical pages, second by second.
 
 mod world;
 
@@ -9,8 +9,7 @@ use model::{
 
 use world::World;
 
-/// Group `g` with a VM, its pages looked for as `dedup` says, on a host whose CPUs are busy to this
-/// share.
+/// Group `g` with a VM and the setting `dedup`, on a host with this CPU utilization.
 fn world(dedup: DedupSpec, cpu_busy: f32) -> World {
     let mut world = World::new(Policy::Demand, None).vm("a", 128, 40);
     group(&mut world).dedup = dedup;
@@ -30,8 +29,8 @@ fn reason(plan: &Plan) -> &Reason {
     &plan.scans[&"g".into()].reason
 }
 
-/// A second in which `a` swaps 10 MiB in, and its worker says that so much has been merged and
-/// broken.
+/// A second in which `a` swaps 10 MiB in, and its worker reports these totals of merged and
+/// broken memory.
 fn swap_and_merge(world: &mut World, merged: u64, broken: u64) -> Plan {
     let (merged, broken) = (Bytes::mib(merged), Bytes::mib(broken));
     let dedup = Dedup { merged, broken, ..Dedup::default() };
@@ -96,7 +95,7 @@ fn one_groups_rate_does_not_depend_on_another_group() {
     assert_eq!(alone, [5, 10, 15, 20, 25].map(Some));
 }
 
-/// The rates of group `g`, whose VM swaps and merges, beside a group whose VM does neither, or
+/// The rates of group `g`, whose VM swaps and merges, next to a group whose VM does neither, or
 /// merges much.
 fn swap_and_merge_beside(is_other_merging: bool) -> [Option<u32>; 5] {
     let mut world = world(DedupSpec::Adaptive, 1.0).vm("other", 128, 40);

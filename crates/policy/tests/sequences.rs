@@ -1,4 +1,4 @@
-//! Short sequences of events in which somebody could be wronged, one second a line.
+//! Short sequences of events in which a VM could lose what it is owed, one second a line.
 
 mod world;
 

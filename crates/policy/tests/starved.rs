@@ -1,5 +1,5 @@
 //! Memory that a guest must not lose, second by second: kills are answered, steps are confirmed,
-//! and a guest that has nowhere to put what it uses is not squeezed.
+//! and a guest that has no place for its pages is not squeezed.
 
 mod world;
 
@@ -9,15 +9,14 @@ use world::{World, target_mib};
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
 
-/// A group that pays for next to nothing, with one guest without swap that has 300 MiB, 200 of them
-/// free.
+/// A group with almost no budget and one guest without swap that has 300 MiB, 200 of them free.
 fn swapless() -> World {
     let mut world = World::new(Policy::Demand, Some(16)).vm("a", 300, 200);
     world.spec.vms.entry("a".into()).or_default().swap = Some(false);
     world
 }
 
-/// Lets a second pass in which the guest's statistics follow its balloon.
+/// Runs a second in which the guest's statistics follow its balloon.
 fn follow(world: &mut World, in_use: u64) -> model::Plan {
     let total = world.stands_at("a");
     let stats = world.tell("a");
@@ -26,7 +25,7 @@ fn follow(world: &mut World, in_use: u64) -> model::Plan {
     world.second()
 }
 
-/// Lets seconds pass until something is taken.
+/// Runs seconds until memory is taken.
 fn until_taken(world: &mut World) -> u64 {
     (0..1_000)
         .find(|_| target_mib(&follow(world, 100), "a").is_some())
@@ -53,7 +52,7 @@ fn without_swap_a_step_is_small_and_waits_for_what_the_one_before_has_done() {
     until_taken(&mut world);
     let after_one = world.stands_at("a");
     assert!((288..300).contains(&after_one), "{after_one}");
-    // Its statistics stay those that were made before the step had arrived.
+    // The statistics stay those from before the arrival of the step.
     world.silent = Some("a");
     for _ in 0..4 {
         world.second();
@@ -81,7 +80,7 @@ fn a_counted_kill_brings_back_all_that_was_taken_and_the_pauses_double() {
             if let Some(change) = change {
                 assert_eq!(change.reason, Reason::KilledGiveBack { sign });
             }
-            // Memory that the kill left free is not taken, however much it is.
+            // Memory that the kill left free is not taken, in any amount.
             let plan = follow(&mut world, 20);
             let wait = refusals(&plan).iter().find_map(|reason| match reason {
                 Reason::Killed { sign: told, wait } if *told == sign => Some(*wait),
@@ -145,7 +144,7 @@ fn a_host_that_is_short_gives_nothing_back_beyond_base() {
 
 #[test]
 fn of_a_guest_that_takes_memory_back_by_itself_the_balloon_is_no_allocation() {
-    // Linux leaves the total as it is where the balloon deflates by itself.
+    // Linux leaves the total unchanged where the balloon deflates by itself.
     let mut world = swapless();
     world.see("a").deflates_on_oom = Some(true);
     let mut least = 300;
@@ -185,7 +184,7 @@ fn a_guest_short_above_its_base_that_does_not_swap_keeps_its_grant() {
     let is_pressed = |reason: &Reason| matches!(reason, Reason::UnderPressure { .. });
     assert!(refusals(&plan).iter().any(is_pressed), "{:?}", refusals(&plan));
     assert!(plan.over.contains_key(&"g".into()), "nobody is told");
-    // One that swaps has somewhere to put it, and its group pays for no more.
+    // A guest that swaps has a place for its pages, and its group pays for no more.
     let plan = (0..3).map(|_| world.swap("a")).last().expect("three seconds");
     assert!(world.stands_at("a") < 300, "{plan:?}");
     assert!(!plan.over.contains_key(&"g".into()));
@@ -218,7 +217,7 @@ fn a_balloon_that_is_deflated_by_others_or_by_a_reboot_is_no_kill() {
         world.see("a").balloon = Some(Reading::new(MIB(stands + 6), world.now));
         let mut in_use = 100;
         if reboots {
-            // It is short, and new.
+            // The guest is short, and freshly booted.
             in_use = stands - 4;
             world.tell("a").minor_faults = Some(5);
         }
@@ -239,7 +238,7 @@ fn statistics_that_are_older_than_a_move_of_the_balloon_show_no_allocation() {
     let mut most = 0;
     for second in 0..1_800 {
         stood.push_back(world.stands_at("a"));
-        // After long rest it takes 30 MiB, slowly.
+        // After a long rest the guest takes 30 MiB, slowly.
         let in_use = 100 + (second.max(1_500) - 1_500).min(30);
         let free = Some(MIB(stood.pop_front().expect("three of them") - in_use));
         let at = model::Time(world.now.0 - 1_000);

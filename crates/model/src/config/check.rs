@@ -1,8 +1,7 @@
-//! Compares the values of a draft with each other and makes the [`Spec`] of them.
+//! Compares the values of a draft with each other and makes a [`Spec`] from them.
 //!
-//! Single values are right already (the readers saw to that). Here is what only shows when two of
-//! them meet: limits out of order, groups that overlap, a VM in no group, a promise above the
-//! budget.
+//! The readers have checked single values. This module finds faults between values: limits out of
+//! order, groups that overlap, a VM in no group, a promise above the budget.
 
 mod disks;
 mod pool;
@@ -19,7 +18,7 @@ use crate::{
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 
-/// Sockets of VMs, and below them directories of groups.
+/// Sockets of VMs, and sockets in the directories of groups.
 pub(super) const DEFAULT_QMP: [&str; 2] =
     ["/run/overbook/qmp/*.sock", "/run/overbook/qmp/*/*.sock"];
 const DEFAULT_SOCKET: &str = "/run/overbook/overbook.sock";
@@ -28,10 +27,10 @@ const DEFAULT_SOCKET: &str = "/run/overbook/overbook.sock";
 /// zero.
 const SOCKET_PATH_BYTES: usize = 107;
 
-/// Comparing patterns costs their number squared; this many take well under a second.
+/// The cost of comparing patterns is quadratic; this number takes well under a second.
 const MOST_PATTERNS: usize = 4096;
 
-/// The finished configuration; it is worth something only if `faults` stayed empty.
+/// The finished configuration, which is valid only if `faults` stayed empty.
 pub(super) fn finish(draft: Draft, faults: &mut Vec<Fault>) -> Spec {
     let host = host(&draft, faults);
     let api = api(&draft, faults);
@@ -153,7 +152,7 @@ fn path(key: &str, at: Option<&At<String>>, faults: &mut Vec<Fault>) -> Option<P
     Some(PathBuf::from(&at.value))
 }
 
-/// The daemon would otherwise take its own API for a VM.
+/// Without this check, the daemon could take its own API socket for a VM.
 fn own_socket_is_no_vm(host: &HostSpec, api: &ApiSpec, draft: &Draft, faults: &mut Vec<Fault>) {
     let socket = api.socket.to_string_lossy();
     for glob in host.qmp.iter().filter(|glob| glob_matches(glob, &socket)) {
@@ -168,7 +167,7 @@ fn own_socket_is_no_vm(host: &HostSpec, api: &ApiSpec, draft: &Draft, faults: &m
     }
 }
 
-/// Part by part, because a glob's `*` never stands for a `/`.
+/// Matches component by component, because a glob's `*` never matches a `/`.
 fn glob_matches(glob: &str, path: &str) -> bool {
     glob.split('/').count() == path.split('/').count()
         && glob
@@ -177,7 +176,7 @@ fn glob_matches(glob: &str, path: &str) -> bool {
             .all(|(part, name)| NamePattern::new(part).matches(&name.into()))
 }
 
-/// `min ≤ base ≤ max`, as far as they are written: in one table, or in a VM's and its group's
+/// Checks `min ≤ base ≤ max` for the written values: of one table, or of a VM and its group
 /// together.
 fn ordered(own: &LimitsDraft, group: Option<&LimitsDraft>, faults: &mut Vec<Fault>) {
     let written = |own: &Option<At<Bytes>>, of_group: fn(&LimitsDraft) -> &Option<At<Bytes>>| {
@@ -187,7 +186,7 @@ fn ordered(own: &LimitsDraft, group: Option<&LimitsDraft>, faults: &mut Vec<Faul
     let min = ("min", written(&own.min, |g| &g.min));
     let base = ("base", written(&own.base, |g| &g.base));
     let max = ("max", written(&own.max, |g| &g.max));
-    // `min` against `max` only where no `base` stands between them: one fault per mistake.
+    // `min` is compared with `max` only without a `base` between them: one fault per mistake.
     let pairs = match (&min.1, &base.1, &max.1) {
         (Some(_), None, Some(_)) => vec![(&min, &max)],
         _ => vec![(&min, &base), (&base, &max)],
@@ -196,7 +195,7 @@ fn ordered(own: &LimitsDraft, group: Option<&LimitsDraft>, faults: &mut Vec<Faul
         let (Some((low, low_own)), Some((high, high_own))) = (low, high) else {
             continue;
         };
-        // What is wrong within the group has been said there.
+        // A fault within the group has already been reported there.
         if low.value <= high.value || !(*low_own || *high_own) {
             continue;
         }
@@ -218,7 +217,7 @@ fn ordered(own: &LimitsDraft, group: Option<&LimitsDraft>, faults: &mut Vec<Faul
     }
 }
 
-/// A VM belongs to at most one group, whatever it is called.
+/// Checks that no VM can belong to two groups.
 fn patterns(draft: &Draft, faults: &mut Vec<Fault>) {
     let mut earlier: Vec<(&str, NamePattern, &Place)> = Vec::new();
     for (group, group_draft) in &draft.groups {
@@ -258,7 +257,7 @@ fn patterns(draft: &Draft, faults: &mut Vec<Fault>) {
     }
 }
 
-/// A cheap test that tells most pairs apart: what stands before the first wildcard must agree.
+/// A cheap test that excludes most pairs: the texts before the first wildcard must agree.
 fn may_meet(a: &NamePattern, b: &NamePattern) -> bool {
     let prefix = |p: &NamePattern| p.as_str().find(['*', '?']).unwrap_or(p.as_str().len());
     let shared = prefix(a).min(prefix(b));
@@ -273,7 +272,7 @@ fn group_of<'d>(vm: &str, draft: &'d Draft) -> Option<(&'d String, &'d GroupDraf
     })
 }
 
-/// A user that two groups name tells them not apart.
+/// A user that two groups name does not distinguish their VMs.
 fn no_user_of_two_groups(draft: &Draft, faults: &mut Vec<Fault>) {
     let mut known: BTreeMap<&str, (&str, &Place)> = BTreeMap::new();
     for (name, group) in &draft.groups {
@@ -307,7 +306,7 @@ fn vm_is_in_a_group(name: &str, vm: &VmDraft, draft: &Draft, faults: &mut Vec<Fa
         return;
     }
     ordered(&vm.limits, None, faults);
-    // A list that is missing or faulty might have had the VM.
+    // A missing or faulty list might contain the VM.
     let lists_are_known =
         draft.groups.values().all(|g| g.vms.as_ref().is_some_and(|list| !list.value.is_empty()));
     if lists_are_known {
@@ -317,7 +316,7 @@ fn vm_is_in_a_group(name: &str, vm: &VmDraft, draft: &Draft, faults: &mut Vec<Fa
     }
 }
 
-/// What is guaranteed to VMs that are named one by one must fit into what the tenant pays for.
+/// The guarantees to VMs that are named one by one must fit into the tenant's budget.
 fn budget_covers_promises(name: &str, group: &GroupDraft, draft: &Draft, faults: &mut Vec<Fault>) {
     let Some(budget) = &group.budget else { return };
     let literal = group.vms.iter().flat_map(|list| &list.value).map(|at| at.value.as_str());
@@ -349,7 +348,7 @@ impl From<GroupDraft> for GroupSpec {
         let users = draft.users.into_iter().flat_map(|list| list.value);
         let tables = draft.tables.into_iter().flat_map(|list| list.value);
         let policy = draft.policy.unwrap_or_default();
-        // It knows what memory is worth only to VMs that the host pages out.
+        // `balance` knows the value of memory only for VMs that the host pages out.
         let is_paged = policy == Policy::Balance;
         let usual_cold = if is_paged { ColdSpec::WhenNeeded } else { ColdSpec::Off };
         Self {

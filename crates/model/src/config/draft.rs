@@ -1,7 +1,7 @@
-//! What the files say, merged, before it is known to make sense together.
+//! The merged content of all files, before values are compared with each other.
 //!
-//! Each value remembers its place, so that a fault between two values that stand in different files
-//! can name both lines. A later file replaces single values; what it does not mention stays.
+//! Each value keeps its place, so that a fault between values of different files can name both
+//! lines. A later file replaces single values; values that it does not mention stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::{
 
 const ATTACH: [(&str, AttachSpec); 2] = [("on", AttachSpec::On), ("off", AttachSpec::Off)];
 
-/// All files together.
+/// The merged content.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) reserve: Option<At<Bytes>>,
@@ -26,7 +26,7 @@ pub(super) struct Draft {
     pub(super) socket: Option<At<String>>,
     pub(super) tcp: Option<At<String>>,
     pub(super) token_file: Option<At<String>>,
-    /// Where `tcp` and `token_file` stand even if their values are faulty.
+    /// The places of `tcp` and `token_file`, even if their values are faulty.
     pub(super) tcp_place: Option<Place>,
     pub(super) token_place: Option<Place>,
     pub(super) overload: OverloadDraft,
@@ -43,7 +43,7 @@ pub(super) struct OverloadDraft {
     pub(super) pages_per_s: Option<u32>,
     pub(super) window: Option<u32>,
     pub(super) sustained: Option<u32>,
-    /// Where one of the last two stands.
+    /// The place of `window` or `sustained`.
     pub(super) place: Option<Place>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct PoolDraft {
     pub(super) downtime_ms: Option<u32>,
     pub(super) precopy_s: Option<u32>,
     pub(super) rest_s: Option<u32>,
-    /// Which of the keys that it needs are written, whether they are right or not.
+    /// The required keys that are written, whether their values are right or not.
     pub(super) written: BTreeSet<&'static str>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct DiskDraft {
     pub(super) cache: Option<bool>,
     pub(super) shared: Option<u32>,
     pub(super) read_delay_us: Option<u32>,
-    /// Which of the keys that it needs are written, whether they are right or not.
+    /// The required keys that are written, whether their values are right or not.
     pub(super) written: BTreeSet<&'static str>,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct LimitsDraft {
     pub(super) max: Option<At<Bytes>>,
 }
 
-/// Replaces `old` where the file says something.
+/// Replaces `old` where the file sets a value.
 fn set<T>(old: &mut Option<T>, new: Option<T>) {
     if new.is_some() {
         *old = new;
@@ -183,7 +183,7 @@ impl OverloadDraft {
 }
 
 impl PoolDraft {
-    /// Without these a host is in no pool.
+    /// The required keys: without them, a host is in no pool.
     pub(super) const NEEDED: [&'static str; 2] = ["host", "etcd"];
 
     fn new(table: &Table<'_>) -> Self {
@@ -287,7 +287,7 @@ impl VmDraft {
 }
 
 impl DiskDraft {
-    /// Without these there is no disk.
+    /// The required keys: without them, there is no disk.
     pub(super) const NEEDED: [&'static str; 3] = ["vm", "file", "size"];
 
     fn new(table: &Table<'_>) -> Self {

@@ -1,17 +1,17 @@
-//! Faults of a configuration, each with its file and line, in the form that editors jump to.
+//! Faults of a configuration, each with its file and line, in the form that editors can jump to.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that is wrong.
+/// One fault.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fault {
     /// The file, as the caller named it.
     pub file: String,
-    /// The line, from 1; `None`: the file as a whole.
+    /// The line, from 1; `None`: the fault concerns the whole file.
     pub line: Option<usize>,
-    /// What is wrong and what would be right.
+    /// The fault and its remedy.
     pub message: String,
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Everything that is wrong: sorted by file and line, without repetition, never empty.
+/// All faults, sorted by file and line, without duplicates, never empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Faults(Vec<Fault>);

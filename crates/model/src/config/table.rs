@@ -1,8 +1,7 @@
-//! Typed readers over one TOML table, which note faults and go on.
+//! Typed readers over one TOML table, which note faults and continue.
 //!
-//! A reader that is asked for a key also learns that the key exists, so the list of valid keys in
-//! an "unknown key" message is the list of keys that the code really reads, and cannot fall behind
-//! it.
+//! A reader that is asked for a key also records the key. So the list of valid keys in an
+//! "unknown key" message is the list of keys that the code really reads, and never goes stale.
 
 use std::{
     cell::RefCell,
@@ -20,7 +19,7 @@ use toml::{
 use super::Fault;
 use crate::{Bytes, ColdSpec, DedupSpec, PagesPerMs, TrackingBudget};
 
-/// Where something was written.
+/// The place of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) file: Arc<str>,
@@ -34,14 +33,14 @@ impl Place {
     }
 }
 
-/// A value that knows where it was written.
+/// A value with its place.
 #[derive(Clone, Debug)]
 pub(super) struct At<T> {
     pub(super) value: T,
     pub(super) place: Place,
 }
 
-/// One file: turns byte offsets into lines and gathers the faults found in it.
+/// One file: turns byte offsets into lines and collects the file's faults.
 pub(super) struct Source<'a> {
     name: Arc<str>,
     text: &'a str,
@@ -56,7 +55,7 @@ impl<'a> Source<'a> {
         Self { name: name.into(), text, line_starts, faults: RefCell::default() }
     }
 
-    /// The file's tree; `None` when it is no TOML (every syntax error has been noted).
+    /// The file's tree; `None` when the text is not TOML (every syntax error has been noted).
     pub(super) fn parse(&self) -> Option<Spanned<DeTable<'a>>> {
         let (root, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
@@ -66,7 +65,7 @@ impl<'a> Source<'a> {
         errors.is_empty().then_some(root)
     }
 
-    /// As much of the file's tree as can be read.
+    /// The readable part of the file's tree.
     pub(super) fn parse_readable(&self) -> Spanned<DeTable<'a>> {
         DeTable::parse_recoverable(self.text).0
     }
@@ -85,10 +84,10 @@ impl<'a> Source<'a> {
     }
 }
 
-/// One table being read. [`Table::finish`] reports the keys that nobody asked for.
+/// A table that is being read. [`Table::finish`] reports the keys that no reader asked for.
 pub(super) struct Table<'a> {
     source: &'a Source<'a>,
-    /// As a person would write it: `[group.web]`; empty for the file's top level.
+    /// The title as a person would write it: `[group.web]`; empty for the file's top level.
     title: String,
     entries: &'a DeTable<'a>,
     place: Place,
@@ -105,7 +104,7 @@ impl<'a> Table<'a> {
         Self { source, title, entries, place, asked: RefCell::default() }
     }
 
-    /// Where the table begins.
+    /// The place of the table.
     pub(super) fn place(&self) -> Place {
         self.place.clone()
     }
@@ -115,7 +114,7 @@ impl<'a> Table<'a> {
         self.entries.get(key)
     }
 
-    /// Where `key` is written, whether its value is right or not.
+    /// The place of `key`, whether its value is right or not.
     pub(super) fn place_of(&self, key: &'static str) -> Option<Place> {
         self.get(key).map(|value| self.source.place(&value.span()))
     }
@@ -134,7 +133,7 @@ impl<'a> Table<'a> {
         let value = self.get(key)?;
         let text = match value.get_ref() {
             DeValue::String(text) => text.to_string(),
-            // Left to the size's own parser, whose message asks for the unit.
+            // The size's own parser handles numbers: its message asks for the unit.
             DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
             _ => {
                 self.wrong_type(key, value, "a size such as \"512MiB\"");
@@ -155,7 +154,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// A text that is neither empty nor holds control characters.
+    /// A text that is not empty and has no control characters.
     pub(super) fn text(&self, key: &'static str) -> Option<At<String>> {
         self.text_of(key, self.get(key)?)
     }
@@ -182,7 +181,7 @@ impl<'a> Table<'a> {
         None
     }
 
-    /// A list of at least one text; empty when it was faulty.
+    /// A list of at least one text; empty when the list is faulty.
     pub(super) fn texts(&self, key: &'static str) -> Option<At<Vec<At<String>>>> {
         let value = self.get(key)?;
         let DeValue::Array(items) = value.get_ref() else {
@@ -197,7 +196,8 @@ impl<'a> Table<'a> {
         Some(self.at(value, whole))
     }
 
-    /// Users, each by name or number: one, or a list of at least one; empty when it was faulty.
+    /// Users, each by name or number: one, or a list of at least one; empty when the value is
+    /// faulty.
     pub(super) fn users(&self, key: &'static str) -> Option<At<Vec<At<String>>>> {
         let value = self.get(key)?;
         let items = match value.get_ref() {
@@ -271,7 +271,7 @@ impl<'a> Table<'a> {
         count
     }
 
-    /// What tracking may cost: a percentage of one vCPU, or "off".
+    /// The budget of tracking: a percentage of one vCPU, or "off".
     pub(super) fn tracking(&self, key: &'static str) -> Option<TrackingBudget> {
         const WANTED: &str = "\"off\" or a share of one vCPU from \"0.1%\" to \"10%\"";
         let value = self.get(key)?;
@@ -287,7 +287,7 @@ impl<'a> Table<'a> {
         budget
     }
 
-    /// Whether the host pages out what is not touched: a word, or a bound on what of it comes back.
+    /// Whether the host pages out cold memory: a word, or a bound on refaults.
     pub(super) fn cold(&self, key: &'static str) -> Option<ColdSpec> {
         const WANTED: &str = "\"off\", \"when-needed\" or a share of the working set that may be \
              touched again in a minute, from \"0.01%\" to \"10%\"";
@@ -310,7 +310,7 @@ impl<'a> Table<'a> {
         cold
     }
 
-    /// How identical pages are looked for: a word, or a rate.
+    /// How identical pages are searched for: a word, or a rate.
     pub(super) fn dedup(&self, key: &'static str) -> Option<DedupSpec> {
         const WANTED: &str =
             "\"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms";
@@ -353,7 +353,7 @@ impl<'a> Table<'a> {
         Some(Table::new(self.source, format!("[{key}]"), entries, place))
     }
 
-    /// The tables `[key.*]`, by name. Names that cannot be names have been noted and are left out.
+    /// The tables `[key.*]`, by name. Invalid names are noted as faults and left out.
     pub(super) fn named_tables(&self, key: &'static str) -> Vec<(String, Table<'a>)> {
         let Some(outer) = self.table(key) else {
             return Vec::new();
@@ -432,7 +432,7 @@ fn unfit(text: &str) -> Option<&'static str> {
     }
 }
 
-/// The longest name of a VM or group, in bytes; libvirt and the file systems agree on it.
+/// The longest name of a VM or group, in bytes: the limit of libvirt and of file systems.
 pub(super) const NAME_BYTES: usize = 255;
 
 /// Why a text cannot be a name.
@@ -440,7 +440,7 @@ pub(super) fn too_long(text: &str) -> Option<&'static str> {
     (text.len() > NAME_BYTES).then_some("is longer than 255 bytes")
 }
 
-/// A text that came from a file, fit for a terminal: escaped and of bounded length.
+/// A text from a file, made safe for a terminal: escaped and of bounded length.
 pub(super) fn printable(text: &str) -> String {
     const SHOWN: usize = 60;
     let mut shown: String =
@@ -479,7 +479,7 @@ fn did_you_mean(text: &str, valid: &[&str]) -> String {
     }
 }
 
-/// Levenshtein's distance; a long text is far from every key, so only short ones are compared.
+/// Levenshtein distance. Long texts are far from every key, so only short ones are compared.
 fn edits(a: &str, b: &str) -> usize {
     if a.len() > 32 {
         return usize::MAX;

@@ -1,4 +1,4 @@
-//! One behaviour of the configuration reader each; texts stand for files.
+//! One test for each behaviour of the configuration reader; texts stand for files.
 
 use std::collections::BTreeSet;
 
@@ -328,7 +328,7 @@ fn patterns_beyond_the_limit_are_refused_quickly() {
     assert!(faults.contains("more than 4096 patterns"), "{faults}");
 }
 
-/// The keys that the reader knows, taken from its own words about an unknown one.
+/// The keys that the reader knows, taken from its message about an unknown key.
 fn known_keys() -> Vec<(&'static str, Vec<String>)> {
     ["host", "mode", "api", "group.g", "vm.v"]
         .into_iter()
@@ -341,7 +341,7 @@ fn known_keys() -> Vec<(&'static str, Vec<String>)> {
         .collect()
 }
 
-/// The example with every setting switched on: a `#` directly before a word hides a setting.
+/// The example with every setting enabled: a `#` directly before a word hides a setting.
 fn example_switched_on() -> String {
     let hidden =
         |line: &str| line.strip_prefix('#').filter(|rest| !rest.starts_with([' ', '#'])).is_some();
@@ -554,7 +554,7 @@ fn a_host_in_a_pool_has_what_is_usual_and_a_wrong_pool_says_why() {
     assert_eq!((pool.receive, pool.movable.len()), (None, 0));
     let faults = |keys: &str| faults_of(&format!("{whole}{keys}"));
     assert!(faults_of("[pool]\nhost = \"a\"").contains("[pool] has no `etcd`"));
-    // Without TLS only where that is said; once, whatever the addresses are.
+    // No TLS needs an explicit `insecure`. The fault is reported once, for any list of addresses.
     for etcd in ["http://10.0.0.1:2379", "http://127.0.0.1:2379", "https://10.0.0.1:2379"] {
         let open = faults_of(&format!("[pool]\nhost = \"a\"\netcd = [\"{etcd}\"]"));
         assert!(

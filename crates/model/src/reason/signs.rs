@@ -1,4 +1,4 @@
-//! Signs that reasons name: of pressure, of a kill, and the statistics that cannot be true.
+//! Signs that reasons refer to: of pressure, of a kill, and of implausible statistics.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,28 +8,28 @@ use crate::Bytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "sign")]
 pub enum Pressure {
-    /// It swaps, in whichever direction: the sign of demand (Kim 2014 §4.2.2).
+    /// The guest swaps in or out: the sign of demand (Kim 2014 §4.2.2).
     #[error("it swaps {per_second}/s")]
     Swapping {
         /// Bytes per second, in and out.
         per_second: Bytes,
     },
-    /// It reads pages back from swap: the sign of suffering.
+    /// The guest reads pages back from swap: the sign of suffering.
     #[error("it swaps in {per_second}/s")]
     SwapIn {
         /// Bytes per second.
         per_second: Bytes,
     },
-    /// It touches memory that was paged out.
+    /// The guest touches memory that was paged out.
     #[error("it waits for {per_second}/s of what was paged out")]
     Refaults {
         /// Bytes per second that come back.
         per_second: Bytes,
     },
-    /// It has almost nothing left.
+    /// The guest has almost no memory left.
     #[error("{available} available")]
     LowAvailable {
-        /// By the guest's own estimate.
+        /// Memory available by the guest's own estimate.
         available: Bytes,
     },
 }
@@ -38,24 +38,24 @@ pub enum Pressure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "sign")]
 pub enum KillSign {
-    /// Its kernel counts it.
+    /// The guest's kernel counts the kill.
     #[error("its kernel has killed {kills} programs for want of memory since it booted")]
     Counted {
-        /// So far.
+        /// Kills since the guest booted.
         kills: u64,
     },
-    /// Its driver has deflated the balloon by itself (`deflate-on-oom`).
+    /// The guest's driver has deflated the balloon by itself (`deflate-on-oom`).
     #[error("its kernel took {taken} back out of its balloon rather than kill a program")]
     TookBack {
-        /// How much.
+        /// Memory that left the balloon.
         taken: Bytes,
     },
-    /// A kernel that does not tell its count.
+    /// Free memory rose abruptly. This is the sign of a kernel that does not report its count.
     #[error(
         "it had almost nothing left and {freed} became free at once, as when its kernel kills a program"
     )]
     Jumped {
-        /// How much.
+        /// Memory that became free.
         freed: Bytes,
     },
 }

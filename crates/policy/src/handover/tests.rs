@@ -1,34 +1,34 @@
-//! Every interleaving of two daemons, two QEMUs and a network that flaps.
+//! Every interleaving of two daemons, two QEMUs and a network that fails and recovers.
 
 use std::collections::HashSet;
 
 use super::*;
 
-/// The whole world of one intent.
+/// The state of one intent on both hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     source: Option<SourceStep>,
     target: Option<TargetStep>,
-    /// What each host last read of the other's step; it may be old.
+    /// Each host's last read of the other's step; it may be old.
     seen_source: Option<SourceStep>,
     seen_target: Option<TargetStep>,
     here: SourceQemu,
     there: TargetQemu,
-    /// What a daemon has decided and not done yet.
+    /// A daemon's decision that is not carried out yet.
     does: [Option<Deed>; 2],
     is_late: bool,
-    /// Whether either host hears nothing of the other.
+    /// Whether a host hears nothing from the other.
     is_alone: [bool; 2],
-    /// Whether the guest has ever run there.
+    /// Whether the guest has ever run on the target.
     ran_there: bool,
-    /// QEMUs that may yet die of themselves.
+    /// The number of QEMU deaths that may still occur.
     deaths: u8,
 }
 
-/// Either's deed, as far as it changes anything.
+/// An action of either host that changes the world.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Deed {
-    /// If the other one's step is still this one.
+    /// Succeeds only if the other host's step is still this one.
     WriteSource(SourceStep, Option<TargetStep>),
     WriteTarget(TargetStep, Option<SourceStep>),
     Send,
@@ -42,7 +42,7 @@ enum Deed {
 }
 
 const ADDRESS: &str = "tcp:10.0.0.2:4444";
-/// The hosts' places in [`World::does`].
+/// The hosts' indexes in [`World::does`].
 const HERE: usize = 0;
 const THERE: usize = 1;
 const SENDING: SourceQemu = SourceQemu::Sending { is_slow: false };
@@ -122,7 +122,7 @@ impl World {
         })
     }
 
-    /// A deed meets whatever QEMU does by then; QEMU refuses what makes no sense.
+    /// An action meets QEMU in any later state; QEMU refuses an impossible command.
     fn done(&self, deed: &Deed) -> Self {
         let mut world = self.clone();
         let is_waiting = matches!(self.there, TargetQemu::Waiting { .. });
@@ -158,7 +158,7 @@ impl World {
         world
     }
 
-    /// What the two QEMUs and their network may do by themselves.
+    /// Events of the two QEMUs and their network.
     fn of_itself(&self) -> Vec<Self> {
         let mut next = Vec::new();
         let mut with = |here: SourceQemu, there: TargetQemu| {
@@ -174,7 +174,7 @@ impl World {
                 if self.there == TargetQemu::Received {
                     with(SourceQemu::Completed, TargetQemu::Received);
                 }
-                // The network breaks, before the target has all of it or after.
+                // The network breaks, before or after the target has all of the guest.
                 with(SourceQemu::Failed(why()), self.there.clone());
             }
             SourceQemu::Serving
@@ -190,7 +190,7 @@ impl World {
         next
     }
 
-    /// Either host loses sight of the other, or hears of it again.
+    /// Either host loses contact with the other, or regains it.
     fn by_the_network(&self) -> Vec<Self> {
         [HERE, THERE]
             .map(|host| {
@@ -213,7 +213,7 @@ impl World {
         next
     }
 
-    /// What daemons do: read, decide, do; or die with what they had decided.
+    /// Events of the daemons: read, decide, act; or die with a pending decision.
     fn by_daemons(&self) -> Vec<Self> {
         let mut next = Vec::new();
         if self.seen_source != self.source {
@@ -245,13 +245,13 @@ impl World {
         next
     }
 
-    /// Nothing happens any more, unless a QEMU dies.
+    /// Whether nothing can happen any more, except the death of a QEMU.
     fn is_over(&self) -> bool {
         self.by_daemons().is_empty() && self.of_itself().is_empty()
     }
 }
 
-/// Every world that can come of these; `look` sees each of them once.
+/// Visits every world that is reachable from `begin`; `look` sees each of them once.
 fn explore(begin: World, mut look: impl FnMut(&World)) -> usize {
     let mut seen = HashSet::from([begin.clone()]);
     let mut open = vec![begin];
@@ -326,7 +326,7 @@ fn a_bar_holds_on_either_host_before_anything_is_begun_and_not_afterwards() {
 fn a_guest_never_runs_twice_whoever_dies_when() {
     let worlds = explore(World::begin(2), |world| {
         assert!(!(world.runs_here() && world.runs_there()), "it runs twice: {world:#?}");
-        // What has changed there is not to be had here any more.
+        // Changes made on the target are not available here any more.
         assert!(!(world.runs_here() && world.ran_there), "it runs again: {world:#?}");
     });
     assert!(worlds > 1_000, "only {worlds} worlds");
@@ -353,7 +353,7 @@ fn a_guest_survives_the_death_of_the_targets_qemu_until_it_runs_there() {
     explore(World::begin(1), |world| {
         let died_there = world.deaths == 0 && world.here != SourceQemu::Gone;
         if world.is_over() && died_there && !world.ran_there {
-            // Of a guest half of which is there already, nobody has both halves.
+            // During postcopy each host has only a part of the guest, so a death loses it.
             let is_split = world.here == SourceQemu::Serving;
             assert!(world.runs_here() || is_split, "it runs nowhere: {world:#?}");
         }

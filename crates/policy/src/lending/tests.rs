@@ -1,8 +1,8 @@
-//! Who lends what to whom, second by second, from ledgers written by hand.
+//! Loans between groups, second by second, from ledgers written by hand.
 
 use super::*;
 
-/// Groups that take part, and what they have lent, second by second.
+/// Groups that take part, and their loans, second by second.
 struct Groups {
     parties: BTreeMap<GroupName, Party>,
     book: Book,
@@ -15,7 +15,7 @@ impl Groups {
         Self { parties, book: Book::default(), now: Time(1_000_000) }
     }
 
-    /// The same, after a time in which nobody was short.
+    /// The same groups after a time without a shortage.
     fn calm(parties: impl IntoIterator<Item = (&'static str, Party)>) -> Self {
         let mut groups = Self::new(parties);
         let calm = |party: &Party| Party { short: None, lacking: None, ..party.clone() };
@@ -54,7 +54,7 @@ fn short(lacking_mib: u64) -> Party {
     Party { short, lacking: Some(Lacking { vm, sign: SIGN, amount }), ..idle(0) }
 }
 
-/// The borrower and the amount in MiB of what `lender` lends.
+/// The borrower of `lender`'s loan, and the amount in MiB.
 fn loan<'a>(loans: &'a BTreeMap<GroupName, Loan>, lender: &str) -> Option<(&'a str, u64)> {
     let loan = loans.get(&lender.into())?;
     Some((loan.borrower.as_str(), loan.amount.0 >> 20))

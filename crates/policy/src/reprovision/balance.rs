@@ -2,27 +2,26 @@
 //!
 //! ```text
 //! every 5 s:  minimise  Σ weightᵢ · (waitsᵢ(sizeᵢ) + movingᵢ(sizeᵢ)),   Σ sizeᵢ ≤ all memory
-//!             each VM goes there: up at once; down by what it has not touched, and a tenth
+//!             each VM moves there: up at once; down by its untouched memory, or by a tenth if more
 //! ```
 //!
-//! The paper counts misses, and looks for the best sizes within −10 and +30 % of what each VM has.
-//! Here a miss counts by how long it takes, so that VMs with other disks and other pieces of memory
-//! compare. And the best sizes of all are looked for, for a program that goes through all of its
-//! data again and again misses the same until all of it fits. What waits says [`worth`], what
-//! shares out is [`crate::optimum`]; higher priorities are served first.
+//! The paper counts misses, and searches for the best sizes within −10 and +30 % of each VM's
+//! memory. Here a miss counts by its duration, so that VMs with other disks and other page sizes
+//! compare. The search covers all sizes, because a program that scans its data in a loop misses
+//! the same until all of the data fits. [`worth`] gives the waits, and [`crate::optimum`] finds
+//! the sizes; higher priorities are served first.
 //!
-//! **Moving** costs once what was touched of it: it is paged out here, and read back there. It
-//! counts over [`tuning::WATCH`], for which a move is to last.
+//! **Moving** has a one-time cost for touched memory: it is paged out in one VM, and read back in
+//! another. The cost is spread over [`tuning::WATCH`], the time for which a move should last.
 //!
-//! **Stability.** What a VM loses counts half as much again ([`tuning::CLEAR_GAIN_PERCENT`]), so
-//! that what is about the same stays where it is. What saves nobody anything is not moved.
+//! **Stability.** A VM's loss counts half as much again ([`tuning::CLEAR_GAIN_PERCENT`]), so that
+//! about equal sizes stay as they are. A move that saves no VM anything is not made.
 //!
-//! **Fairness.** The waits of a VM count the more, the more it has waited of late: of equal VMs
-//! that do not all fit one has enough and one waits, where all would wait otherwise, and they take
-//! turns.
+//! **Fairness.** A VM's waits count more, the more it has waited recently. If equal VMs do not
+//! all fit, one has enough and one waits, where all would wait otherwise; and they take turns.
 //!
-//! Sizes are counted by what they occupy: a VM of whose pages half are shared gets two for the
-//! price of one, and what is paged out leaves a part in compressed memory.
+//! Sizes are counted by the memory that they occupy: a VM that shares half of its pages occupies
+//! less per byte, and paged-out memory leaves a part in compressed memory.
 
 pub(crate) mod worth;
 
@@ -36,59 +35,59 @@ use crate::{
     tuning,
 };
 
-/// What balancing needs to know of a member.
+/// The data about a member that balancing needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Seat {
-    /// What it may use now.
+    /// Memory that the VM may use now.
     pub(crate) held: Bytes,
-    /// It can have from this …
+    /// The smallest possible size …
     pub(crate) least: Bytes,
-    /// … to this.
+    /// … and the largest.
     pub(crate) most: Bytes,
-    /// What of that it has not touched for a while.
+    /// The part of `held` that was not touched for a while.
     pub(crate) untouched: Bytes,
-    /// What it has paged out.
+    /// Memory that is paged out.
     pub(crate) out: Bytes,
-    /// What is paged out, and read, at once.
+    /// The unit of paging out and reading back.
     pub(crate) granule: Bytes,
-    /// What it is charged with, untouched grants included.
+    /// Memory that the VM is charged with, untouched grants included.
     pub(crate) charged: Bytes,
-    /// What a byte frees that it gives up: above 0 and at most 1.
+    /// Bytes freed per byte given up: above 0 and at most 1.
     pub(crate) frees: f64,
     pub(crate) worth: Worth,
-    /// Times its waits.
+    /// The factor of the VM's waits.
     pub(crate) weight: f64,
-    /// It waits for memory now.
+    /// Whether the VM waits for memory now.
     pub(crate) suffers: bool,
-    /// Higher ones are served first.
+    /// Higher priorities are served first.
     pub(crate) priority: u8,
 }
 
-/// What a round is to bring about.
+/// The goal of a round.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Round {
-    /// What each member should have in the end, in their order.
+    /// Each member's final size, in the order of the members.
     pub(crate) wanted: Vec<Bytes>,
-    /// What it should have at the end of the round.
+    /// Each member's size at the end of the round.
     pub(crate) sizes: Vec<Bytes>,
 }
 
 impl Seat {
-    /// What it occupies with `memory`: what it gives up frees its part, what it is given may all be
-    /// used.
+    /// Bytes that the VM occupies with `memory`. Memory that it gives up frees only its part;
+    /// memory that it gains may all be used.
     fn occupied(&self, memory: Bytes) -> f64 {
         let given_up = self.held.minus(memory).0 as f64 * self.frees;
         (self.charged.0 as f64 - given_up).max(0.0) + memory.minus(self.held).0 as f64
     }
 
-    /// The memory with which it occupies so much.
+    /// The inverse of [`Seat::occupied`]: the memory with which the VM occupies `occupied` bytes.
     fn memory_for(&self, occupied: f64) -> Bytes {
         let more = occupied - self.charged.0 as f64;
         let more = if more < 0.0 { more / self.frees } else { more };
         bytes(self.held.0 as f64 + more)
     }
 
-    /// What `memory` costs it, in weighted shares of its time.
+    /// The cost of `memory`, in weighted shares of the VM's time.
     fn cost(&self, memory: Bytes) -> f64 {
         let here = self.worth.waits(self.held);
         let more = self.worth.waits(memory) - here;
@@ -97,7 +96,7 @@ impl Seat {
         (here + more * clear + self.moving(memory)) * self.weight
     }
 
-    /// The share of its time that moving there takes.
+    /// The share of the VM's time that the move to `memory` takes.
     fn moving(&self, memory: Bytes) -> f64 {
         let paged_out = self.held.minus(self.untouched).minus(memory);
         let read_back = memory.minus(self.held).min(self.out);
@@ -105,22 +104,22 @@ impl Seat {
         pieces * self.worth.miss_s() * 1e3 / tuning::WATCH.0 as f64
     }
 
-    /// The least that it can have at the end of the round.
+    /// The smallest size at the end of the round.
     fn lowest(&self) -> Bytes {
         let tenth = self.held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT);
         self.held.minus(tenth.max(self.untouched)).max(self.least)
     }
 }
 
-/// What each member should have, while the surplus is nobody's and the members have so much more
-/// than there is.
+/// Computes each member's size. `surplus` is free for all members; `overdrawn` is the amount by
+/// which they exceed the pool.
 pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     let pool: f64 = seats.iter().map(|seat| seat.occupied(seat.held)).sum::<f64>()
         + surplus.0 as f64
         - overdrawn.0 as f64;
     let mut wanted = least_waits(seats, pool);
     leave_the_rest(seats, &mut wanted, pool);
-    // What nobody touches goes first: until it is gone, nobody who suffers gives up anything.
+    // Untouched memory goes first: while there is some, no VM that suffers gives up memory.
     let touched = |seat: &Seat| seat.held.minus(seat.untouched).max(seat.least);
     let is_cheap = |seat: &Seat| {
         let much = seat.held.percent(tuning::STEP_PERCENT).max(tuning::UNIT);
@@ -141,7 +140,7 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     Round { wanted, sizes }
 }
 
-/// What nobody wants stays with those that have it, in proportion.
+/// Memory that no VM wants stays with its holders, in proportion.
 fn leave_the_rest(seats: &[Seat], wanted: &mut [Bytes], pool: f64) {
     let taken = |(seat, wanted): (&Seat, &Bytes)| {
         (seat.occupied(seat.held) - seat.occupied(*wanted)).max(0.0)
@@ -158,7 +157,7 @@ fn leave_the_rest(seats: &[Seat], wanted: &mut [Bytes], pool: f64) {
     }
 }
 
-/// The sizes that cost least and fit, the higher priorities first.
+/// The sizes of least cost that fit, higher priorities first.
 fn least_waits(seats: &[Seat], pool: f64) -> Vec<Bytes> {
     let span = |seat: &Seat| seat.occupied(seat.most) - seat.occupied(seat.least);
     let widest = seats.iter().map(span).fold(0.0, f64::max);
@@ -178,7 +177,7 @@ fn least_waits(seats: &[Seat], pool: f64) -> Vec<Bytes> {
         let choice = |index: &usize| {
             let seat = &seats[*index];
             let most = u32::try_from(self::units((span(seat) / unit).ceil())).unwrap_or(u32::MAX);
-            // Where moving costs more than it saves, the size before is as good.
+            // Where moving costs more than it saves, the smaller size is as good.
             let falling = |least: &mut f64, at| {
                 *least = least.min(seat.cost(size(seat, at)));
                 Some(*least)
@@ -191,7 +190,7 @@ fn least_waits(seats: &[Seat], pool: f64) -> Vec<Bytes> {
             units -= u64::from(at);
             let seat = &seats[*index];
             let size = size(seat, at);
-            // What it has lies between two sizes.
+            // The current size lies between two of the tried sizes.
             let is_as_good = seat.cost(seat.held) <= seat.cost(size);
             sizes[*index] = if is_as_good { size.min(seat.held) } else { size };
         }
@@ -221,13 +220,13 @@ fn units(count: f64) -> u64 {
 mod tests {
     use super::*;
 
-    /// One that swaps so many MiB a second, which ends with 50 MiB more.
+    /// A VM that swaps `per_second` MiB a second, which ends with 50 MiB more.
     fn swapping(held: u64, per_second: u64) -> Seat {
         let worth = Worth::of_swapping(Bytes::mib(held), Bytes::mib(per_second), Bytes::mib(50));
         Seat { most: Bytes::mib(held + 50), suffers: per_second > 0, worth, ..calm(held, 0) }
     }
 
-    /// One that waits for nothing with whatever it has.
+    /// A VM that waits for nothing at any size.
     fn calm(held: u64, untouched: u64) -> Seat {
         Seat {
             held: Bytes::mib(held),

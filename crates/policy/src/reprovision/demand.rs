@@ -1,17 +1,18 @@
-//! `demand`: to the members that are short of memory (Kim 2014 §4.2.2).
+//! `demand`: surplus goes to the members that are short of memory (Kim 2014 §4.2.2).
 //!
 //! ```text
 //! for each member in demand, the hardest swapping first:
-//!     grant += min(UNIT, room below max, surplus left, max(surplus left / still to serve, STEP_MIN))
-//! everybody else keeps what it has
+//!     grant += min(UNIT, room below max, surplus left, max(surplus left / unserved, STEP_MIN))
+//! all other members keep their grants
 //! ```
 //!
-//! A member that is overloaded is not served in units: where there is memory, what it was promised
-//! comes at once (Williams 2011 §4.1). Above all that is so on the host that it has been moved to.
+//! An overloaded member is not served in units: where there is memory, it gets all that it was
+//! promised at once (Williams 2011 §4.1). This matters most on the host that it has been moved
+//! to.
 //!
-//! Demand is swap activity, as in the paper; a guest that has almost nothing available counts too,
-//! since one without swap never swaps. Grants stay where they are when demand ends: taking them
-//! back for nobody's benefit would only make the next demand wait.
+//! Demand is swap activity, as in the paper. A guest that has almost nothing available counts
+//! too, because one without swap never swaps. Grants stay in place when demand ends: taking them
+//! back without need would only make the next demand wait.
 
 use std::cmp::Reverse;
 
@@ -35,7 +36,7 @@ impl Reprovision for Demand {
             let room = members[*i].grant_max.minus(grants[*i]);
             let wanted = if members[*i].is_overloaded { room } else { tuning::UNIT.min(room) };
             let still_to_serve = u64::try_from(short.len() - served).unwrap_or(1);
-            // Parts too small for a balloon's work would serve nobody.
+            // Parts too small for a balloon's work would serve no member.
             let part = surplus.share(1, still_to_serve).max(tuning::STEP_MIN);
             let granted = wanted.min(part).min(surplus);
             grants[*i] = grants[*i].plus(granted);
@@ -47,7 +48,7 @@ impl Reprovision for Demand {
     }
 }
 
-/// Those that swap come before those that are only close to it; among them the hardest first.
+/// Members that swap come before members that are close to it; among them the heaviest first.
 fn urgency(demand: Option<Pressure>) -> Bytes {
     match demand {
         Some(

@@ -1,4 +1,5 @@
-//! `entitlement`: to each what it contributed (Kim 2014 §4.2.2, after Satori).
+//! `entitlement`: each member gets surplus in proportion to its contribution (Kim 2014 §4.2.2,
+//! after Satori).
 //!
 //! ```text
 //! for each member:  grant = pool × contribution / Σ contributions

@@ -1,4 +1,4 @@
-//! `fair`: everybody the same (Kim 2014 §4.2.2).
+//! `fair`: all members get the same (Kim 2014 §4.2.2).
 //!
 //! ```text
 //! for each member:  grant = pool / members      (what one cannot hold goes to the others)

@@ -1,7 +1,7 @@
-//! Who gets the surplus: one trait, one file per policy (Kim 2014 §4.2.2).
+//! Distribution of the surplus: one trait, one file per policy (Kim 2014 §4.2.2).
 //!
-//! [`balance`] decides over all of a group's memory. The other policies share out the surplus: such
-//! a policy only says what each member should hold above its base; it is given the *pool* (all
+//! [`balance`] decides over all of a group's memory. The other policies share out the surplus:
+//! such a policy only computes each member's memory above its base. It gets the *pool* (all
 //! grants of the group and its surplus) and cannot hand out more. Whether a member may be shrunk,
 //! how fast, and whether the host has the memory is decided elsewhere, the same for all policies.
 
@@ -12,29 +12,29 @@ mod fair;
 
 use model::{Bytes, Policy, reason::Pressure};
 
-/// What a policy needs to know of a member.
+/// The data about a member that a policy needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
-    /// What it holds above base.
+    /// The member's memory above base.
     pub(crate) grant: Bytes,
-    /// What it may hold above base at most.
+    /// The most that the member may hold above base.
     pub(crate) grant_max: Bytes,
-    /// What it contributes: the part of its base that it does not occupy.
+    /// The member's contribution: the part of its base that it does not occupy.
     pub(crate) contribution: Bytes,
-    /// What shows that it wants more.
+    /// The sign of demand.
     pub(crate) demand: Option<Pressure>,
-    /// Whether it was overloaded in the last interval.
+    /// Whether the member was overloaded in the last interval.
     pub(crate) is_overloaded: bool,
-    /// Whether it can be given more in this tick.
+    /// Whether the member can be given more in this tick.
     pub(crate) can_take_more: bool,
 }
 
-/// What a policy wants.
+/// The result of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
-    /// The grant that each member should hold, in the order of the members.
+    /// The grant of each member, in the order of the members.
     pub(crate) grants: Vec<Bytes>,
-    /// The member that is shortest, and what the group lacks to serve everybody who is short.
+    /// The member that is shortest, and the group's total shortage.
     pub(crate) unmet: Option<(usize, Bytes)>,
 }
 
@@ -54,7 +54,8 @@ pub(crate) fn policy(policy: Policy) -> Option<&'static dyn Reprovision> {
     }
 }
 
-/// Shares out `pool` in proportion to `weights`; what a member cannot hold goes to the others.
+/// Shares out `pool` in proportion to `weights`. An amount that a member cannot hold goes to the
+/// others.
 fn in_proportion(members: &[Standing], weights: &[u64], pool: Bytes) -> Shares {
     let mut grants = vec![Bytes::ZERO; members.len()];
     let mut open: Vec<usize> = (0..members.len()).filter(|i| weights[*i] > 0).collect();

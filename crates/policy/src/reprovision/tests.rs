@@ -82,6 +82,6 @@ fn who_is_overloaded_is_not_served_in_units() {
     };
     assert_eq!(share(std::slice::from_ref(&overloaded), 400), [300]);
     assert_eq!(share(std::slice::from_ref(&overloaded), 200), [200]);
-    // Nor at the cost of those that are short, too.
+    // Nor is it served at the cost of other members that are short.
     assert_eq!(share(&[overloaded, standing(0, 300, 0, 5)], 40), [20, 10]);
 }

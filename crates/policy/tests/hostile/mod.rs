@@ -1,8 +1,8 @@
-//! Arbitrary hostile worlds: what operators may write, and what guests and hosts may show.
+//! Arbitrary hostile worlds: any valid configuration, and any state of guests and hosts.
 //!
-//! Mostly sane values, so that something happens, mixed with absent, absurd, old and future ones. A
-//! world is a list of [`Frame`]s; a VM's balloon follows the actions unless the frame says
-//! otherwise.
+//! Values are mostly sane, so that decisions occur, mixed with absent, absurd, old and future
+//! ones. A world is a list of [`Frame`]s; a VM's balloon follows the actions unless the frame
+//! says otherwise.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 /// The most VMs in a world.
 pub(crate) const VMS: usize = 8;
 
-/// The group of each VM; the last one's is nobody's.
+/// The group of each VM; the last VM belongs to no group.
 pub(crate) const GROUPS: [usize; VMS] = [0, 1, 0, 2, 0, 1, 0, 3];
 
 /// The name of VM `i`.
@@ -25,32 +25,33 @@ pub(crate) fn name(i: usize) -> VmName {
     VmName::from(format!("g{}-{i}", GROUPS[i]))
 }
 
-/// What one VM shows in one tick.
+/// The state of one VM in one tick.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
-    /// Which life, if it is there at all.
+    /// The incarnation; `None`: the VM is absent.
     pub(crate) incarnation: Option<u64>,
     /// Whether QEMU answers.
     pub(crate) is_up: bool,
-    /// The balloon: `None` follows the actions, `Some(None)` is absent, else moved by somebody.
+    /// The balloon: `None` follows the actions, `Some(None)` is absent, otherwise moved by
+    /// another program.
     pub(crate) balloon: Option<Option<Bytes>>,
-    /// How old the balloon's reading is, in ms.
+    /// Age of the balloon's reading, in ms.
     pub(crate) balloon_age: u64,
     /// The guest's statistics, with swap counters as increments, and their age in ms.
     pub(crate) stats: Option<(GuestStats, i64)>,
-    /// What it occupies (`None`: just its base, so that its group has neither surplus nor deficit),
-    /// and how old that is.
+    /// Occupied memory (`None`: just the base, so that the group has neither surplus nor
+    /// deficit), and the reading's age.
     pub(crate) used: Option<(Option<Bytes>, u64)>,
     /// Migration.
     pub(crate) migration: Migration,
-    /// What it is said to have freed, and how old that is.
+    /// Freed memory, and the reading's age.
     pub(crate) freed: Option<(FreePages, u64)>,
-    /// What tracking says, and how old that is.
+    /// Tracking, and the reading's age.
     pub(crate) tracking: Option<(Tracking, u64)>,
 }
 
 impl Shown {
-    /// There is no such VM.
+    /// No such VM.
     pub(crate) fn absent() -> Self {
         Self {
             incarnation: None,
@@ -66,10 +67,10 @@ impl Shown {
     }
 }
 
-/// What everybody shows in one tick.
+/// The state of the world in one tick.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
-    /// Since the tick before, in ms.
+    /// Time since the previous tick, in ms.
     pub(crate) elapsed: u64,
     /// The host's total and available memory, and the reading's age.
     pub(crate) host: Option<(Bytes, Bytes, u64)>,
@@ -81,18 +82,18 @@ pub(crate) struct Frame {
 
 /// The state of a world between ticks.
 pub(crate) struct World {
-    /// Now.
+    /// The current time.
     pub(crate) now: Time,
-    /// What each VM was started with.
+    /// The RAM that each VM was started with.
     pub(crate) rams: Vec<Bytes>,
-    /// Where the balloons stand.
+    /// The balloons' sizes.
     pub(crate) balloons: BTreeMap<VmName, Bytes>,
     counters: BTreeMap<VmName, (Bytes, Bytes)>,
     spec: Spec,
 }
 
 impl World {
-    /// A world of VMs started with `rams`, whose balloons stand at `balloons` or at their base.
+    /// A world of VMs started with `rams`, whose balloons are at `balloons` or at their base.
     pub(crate) fn new(spec: &Spec, rams: Vec<Bytes>, balloons: &[Option<Bytes>]) -> Self {
         let stands = |(i, at): (usize, &Option<Bytes>)| at.map(|at| (name(i), at));
         let balloons = balloons.iter().enumerate().filter_map(stands).collect();
@@ -100,7 +101,7 @@ impl World {
         Self { now, rams, balloons, counters, spec: spec.clone() }
     }
 
-    /// What `frame` looks like.
+    /// The view of `frame`.
     pub(crate) fn show(&mut self, frame: &Frame) -> HostView {
         self.now = Time(self.now.0 + frame.elapsed);
         let host = frame.host.map(|(total, available, age)| {
@@ -168,7 +169,7 @@ impl World {
         }
     }
 
-    /// Carries `plan` out at once.
+    /// Carries out `plan` at once.
     pub(crate) fn apply(&mut self, plan: &Plan) {
         for Action::Resize { vm, target, .. } in plan.actions() {
             self.balloons.insert(vm, target);
@@ -226,7 +227,7 @@ fn freed() -> impl Strategy<Value = FreePages> {
     })
 }
 
-/// Mostly curves that fall; also ones that rise, or whose numbers cannot be true.
+/// Mostly falling curves; also rising ones, and ones with implausible numbers.
 fn tracking() -> impl Strategy<Value = Tracking> {
     let absurd = prop::sample::select(vec![-1.0, 1e300, 0.0]);
     let references = prop_oneof![8 => 0.0..1e5f64, 1 => absurd.clone()];
@@ -288,7 +289,7 @@ fn shown() -> impl Strategy<Value = Shown> {
         })
 }
 
-/// Any frame in which the host reads as `host` says.
+/// Any frame with a host reading from `host`.
 pub(crate) fn frame(
     host: impl Strategy<Value = Option<(Bytes, Bytes, u64)>>,
 ) -> impl Strategy<Value = Frame> {
@@ -308,18 +309,18 @@ pub(crate) fn any_host() -> impl Strategy<Value = Option<(Bytes, Bytes, u64)>> {
     ]
 }
 
-/// A host with more memory than anybody can use.
+/// A host with more memory than the VMs can use.
 pub(crate) fn plenty() -> impl Strategy<Value = Option<(Bytes, Bytes, u64)>> {
     Just(Some((Bytes(1 << 50), Bytes(1 << 49), 0)))
 }
 
-/// What the VMs were started with.
+/// The RAM that the VMs were started with.
 pub(crate) fn rams() -> impl Strategy<Value = Vec<Bytes>> {
     let ram = prop_oneof![20 => mib(64..1024), 1 => mib(0..1_000_000)];
     prop::collection::vec(ram, VMS)
 }
 
-/// Where their balloons stand at first; `None`: at base.
+/// The balloons' sizes at the start; `None`: at base.
 pub(crate) fn balloons() -> impl Strategy<Value = Vec<Option<Bytes>>> {
     let stands = prop::option::weighted(0.4, mib(32..600));
     prop_oneof![prop::collection::vec(stands, VMS), Just(vec![None; VMS])]
@@ -330,7 +331,7 @@ fn limits() -> impl Strategy<Value = LimitsSpec> {
     let three = (often(), often(), prop::option::weighted(0.4, mib(1..600)));
     three.prop_map(|(min, base, max)| {
         let three = [min, base, max];
-        // Sorts what is written, so that min ≤ base ≤ max whatever is left out.
+        // Sorts the written values, so that min ≤ base ≤ max with any of them left out.
         let mut written: Vec<Bytes> = three.iter().flatten().copied().collect();
         written.sort();
         let mut next = written.into_iter();

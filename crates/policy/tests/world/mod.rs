@@ -1,5 +1,4 @@
-//! A small world to be changed by hand: one group on a large host, its VMs calm until told
-//! otherwise.
+//! A small world for tests to change: one group on a large host, with calm VMs by default.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -12,27 +11,27 @@ use model::{
 };
 use policy::{Memory, tick};
 
-/// A group of VMs on a large host; what a test does not change stays as it is.
+/// A group of VMs on a large host; the state stays the same unless a test changes it.
 pub(crate) struct World {
-    /// Now.
+    /// The current time.
     pub(crate) now: Time,
-    /// What the operator wants.
+    /// The configuration.
     pub(crate) spec: Spec,
-    /// What is seen.
+    /// The observed state.
     pub(crate) view: HostView,
-    /// What the policy remembers.
+    /// The policy's memory.
     pub(crate) memory: Memory,
-    /// The guest whose statistics are not renewed.
+    /// The guest whose statistics are not refreshed.
     pub(crate) silent: Option<&'static str>,
     /// The VM whose balloon gives the host nothing back.
     pub(crate) pinned: Option<&'static str>,
-    /// How busy the host's CPUs are.
+    /// CPU utilization of the host.
     pub(crate) cpu_busy: Option<f32>,
-    /// What the host has available, of 1 TiB.
+    /// Available memory of the host, out of 1 TiB.
     pub(crate) available: Bytes,
-    /// For how long its tasks wait for memory, in percent.
+    /// Share of time for which the host's tasks wait for memory, in percent.
     pub(crate) pressure: Option<f32>,
-    /// What memory a byte takes that is swapped out.
+    /// Memory that a swapped-out byte takes.
     pub(crate) swap_cost: f32,
 }
 
@@ -80,7 +79,7 @@ impl World {
         }
     }
 
-    /// A calm guest with swap whose balloon stands at `actual` MiB, which it has all touched.
+    /// A calm guest with swap whose balloon is at `actual` MiB; the guest has touched all of it.
     pub(crate) fn vm(mut self, name: &str, actual: u64, free: u64) -> Self {
         let stats = GuestStats {
             total: Some(Bytes::mib(actual)),
@@ -105,8 +104,8 @@ impl World {
         self
     }
 
-    /// The same where the host may page out what it does not touch: all of it is in memory, and so
-    /// much was not touched for a minute.
+    /// The same for a VM that the host may page out: all its memory is resident, and `untouched`
+    /// MiB were not touched for a minute.
     pub(crate) fn paged_vm(mut self, name: &str, resident: u64, untouched: u64) -> Self {
         self = self.vm(name, resident, 0);
         let cold = Cold {
@@ -120,12 +119,12 @@ impl World {
         self
     }
 
-    /// What a VM that is paged shows, to be changed.
+    /// The report about a paged VM, for changes.
     pub(crate) fn cold(&mut self, name: &str) -> &mut Cold {
         &mut self.see(name).cold.as_mut().expect("where its memory is").value
     }
 
-    /// A VM that was never reached.
+    /// A VM whose QEMU never answered.
     pub(crate) fn unreached(mut self, name: &str) -> Self {
         self = self.vm(name, 0, 0);
         let vm = self.see(name);
@@ -142,24 +141,24 @@ impl World {
         self
     }
 
-    /// What is seen of `name`, to be changed.
+    /// The view of `name`, for changes.
     pub(crate) fn see(&mut self, name: &str) -> &mut VmView {
         self.view.vms.get_mut(&name.into()).expect("a VM of this name")
     }
 
-    /// The statistics of `name`, to be changed.
+    /// The statistics of `name`, for changes.
     pub(crate) fn tell(&mut self, name: &str) -> &mut GuestStats {
         &mut self.see(name).stats.as_mut().expect("statistics").value
     }
 
-    /// Lets a second pass in which `name` swaps in 10 MiB.
+    /// Runs a second in which `name` swaps in 10 MiB.
     pub(crate) fn swap(&mut self, name: &str) -> Plan {
         let stats = self.tell(name);
         stats.swap_in = stats.swap_in.map(|sum| sum.plus(Bytes::mib(10)));
         self.second()
     }
 
-    /// Lets a second pass: everything is read anew, then decided and done.
+    /// Runs a second: all readings are refreshed, then the plan is made and carried out.
     pub(crate) fn second(&mut self) -> Plan {
         self.now = Time(self.now.0 + 1000);
         let host = HostReading {
@@ -198,19 +197,19 @@ impl World {
         plan
     }
 
-    /// Lets `n` seconds pass; answers the last one's plan.
+    /// Runs `n` seconds. Returns the last plan.
     pub(crate) fn seconds(&mut self, n: u64) -> Plan {
         (1..n).for_each(|_| drop(self.second()));
         self.second()
     }
 
-    /// Where the balloon of `name` stands, in MiB.
+    /// The balloon's size of `name`, in MiB.
     pub(crate) fn stands_at(&self, name: &str) -> u64 {
         self.view.vms[&name.into()].balloon.map_or(0, |balloon| balloon.value.0 >> 20)
     }
 }
 
-/// Where `plan` asks `name` to stand, if it asks for a change, in MiB.
+/// The target of `name` in `plan`, if there is a change, in MiB.
 pub(crate) fn target_mib(plan: &Plan, name: &str) -> Option<u64> {
     plan.vms[&name.into()].change.as_ref().map(|change| {
         let Action::Resize { target, .. } = change.action;

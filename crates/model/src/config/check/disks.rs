@@ -1,4 +1,4 @@
-//! What makes sense of `[disk.*]`.
+//! Checks and finishes `[disk.*]`.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ pub(super) fn finish(
     disks
 }
 
-/// The name becomes a file's name, and an export's.
+/// A disk's name becomes the name of a socket file and of an export.
 fn names_a_socket(name: &str, disk: &DiskDraft, api: &ApiSpec, faults: &mut Vec<Fault>) {
     let shown = printable(name);
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

@@ -1,4 +1,4 @@
-//! What makes sense of `[pool]`.
+//! Checks and finishes `[pool]`.
 
 use core::net::IpAddr;
 
@@ -9,10 +9,11 @@ use crate::config::table::{At, printable};
 use crate::spec::{PoolSpec, ReceiveSpec};
 use crate::{HostName, Millis, NamePattern};
 
-/// Names of hosts and pools become parts of keys, and a host's is in its certificate.
+/// Longest name of a host or pool, in bytes. Both become parts of keys, and a host's name is in
+/// its certificate.
 const NAME_BYTES: usize = 63;
 
-/// Why a pool without TLS is refused unless it is asked for.
+/// The fault for a pool that has neither TLS nor `insecure`.
 const NEITHER: &str = "[pool] has no `tls`: any host that reaches etcd could move VMs, and any on the \
      network could read the guests that change hosts; make certificates by `overbook pki` and write \
      `tls = \"/etc/overbook/tls\"`, or, for a trial, `insecure = true`";

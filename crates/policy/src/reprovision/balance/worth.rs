@@ -1,47 +1,48 @@
-//! What memory is worth to one VM: for which share of its time it would wait with this much of it.
+//! The value of memory to one VM: the share of time for which it would wait at each size.
 //!
-//! **A whole curve** (Wang 2016 §4) says of every size of a VM's memory how many of its references
-//! would miss: the host pages out what the VM does not touch, and tracking sees all of it, in
-//! memory or out. A miss holds the VM for as long as a touch of a page takes that is out. Who waits
-//! makes fewer references meanwhile, so with `x` seconds of misses for each second in which it runs
-//! it waits for `x / (1 + x)` of its time.
+//! **A whole curve** (Wang 2016 §4) gives the share of references that would miss at each size of
+//! a VM's memory: the host pages out memory that the VM does not touch, and tracking sees all
+//! memory, resident or not. A miss stalls the VM for the duration of a refault. A VM makes fewer
+//! references while it waits. So with `x` seconds of misses for each second of running, it waits
+//! for `x / (1 + x)` of its time.
 //!
-//! **Curves scatter.** They are averaged over [`tuning::BALANCE_PERIOD`], and beside the mean is
-//! known by how much they lie off it. With less than it has a VM is expected to miss as much more:
-//! what is known badly counts badly for who gives.
+//! **Curves scatter.** They are averaged over [`tuning::BALANCE_PERIOD`], and the mean absolute
+//! deviation is recorded too. At less than its current size, a VM is expected to miss more by
+//! that deviation: an uncertain curve counts against taking memory.
 //!
-//! **Curves err.** A VM that waits longer than its curve says has as much less than it seems as
-//! explains that, if that explains it: what the host pages out is not always the oldest.
+//! **Curves err.** A VM that waits longer than its curve says is treated as having less memory,
+//! by the amount that explains the wait, if one does: the host does not always page out the
+//! oldest memory.
 //!
-//! **Without a whole curve** the VM's own swap is all that is known ([`Worth::of_swapping`]).
+//! **Without a whole curve** only the VM's own swap is known ([`Worth::of_swapping`]).
 
 use model::{Bytes, Cold, Time, Tracking};
 use serde::{Deserialize, Serialize};
 
 use crate::{cold, tuning};
 
-/// So many sizes of a VM are known, evenly from nothing to all of its RAM.
+/// The number of known sizes of a VM, spaced evenly from zero to all of its RAM.
 const SIZES: usize = 128;
-/// No VM touches more pieces of memory in a second.
+/// The largest plausible number of references per second.
 const MOST_REFERENCES: f64 = 1e12;
-/// Who waits for more than this share of its time makes too few references to tell how many it
-/// would make.
+/// A VM that waits for more than this share of its time makes too few references to estimate its
+/// rate.
 const MOST_WAITS: f64 = 0.9;
 
-/// A VM's curves of late.
+/// A VM's recent curves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Curves {
     ram: Bytes,
     at: Time,
-    /// Misses in each second in which it runs, by size: their mean, …
+    /// Misses per second of running, by size: their mean, …
     mean: Vec<f64>,
-    /// … and how far they lie off it in the mean.
+    /// … and their mean absolute deviation.
     off: Vec<f64>,
 }
 
 impl Curves {
-    /// `known`, and what is tracked of a VM that waits for this share of its time; `None`: it has
-    /// no curve, or one that cannot be true.
+    /// Merges `known` with the tracking of a VM that waits for this share of its time; `None`:
+    /// the VM has no curve, or an implausible one.
     pub(crate) fn with(
         known: Option<Self>,
         tracking: &Tracking,
@@ -64,8 +65,8 @@ impl Curves {
     }
 }
 
-/// Misses in each second in which it runs, by size. What it would miss with all of its RAM, no
-/// memory saves.
+/// Misses per second of running, by size. Misses that remain with all of the VM's RAM are left
+/// out, because no memory saves them.
 fn misses(tracking: &Tracking, waits: f64, ram: Bytes) -> Option<Vec<f64>> {
     let Tracking { working_set, curve, references_per_s, .. } = tracking;
     let is_sound = (0.0..=MOST_REFERENCES).contains(references_per_s) && !ram.is_zero();
@@ -84,7 +85,7 @@ fn misses(tracking: &Tracking, waits: f64, ram: Bytes) -> Option<Vec<f64>> {
     (is_falling && is_share).then(|| (0..SIZES).map(at).collect())
 }
 
-/// On the straight lines through `points`, and level beyond them.
+/// Linear interpolation between `points`, constant beyond them.
 fn straight(points: &[(f64, f64)], x: f64) -> f64 {
     let after = points.partition_point(|point| point.0 <= x);
     match (after.checked_sub(1).map(|at| points[at]), points.get(after)) {
@@ -96,27 +97,27 @@ fn straight(points: &[(f64, f64)], x: f64) -> f64 {
     }
 }
 
-/// How long a VM waits, by memory.
+/// A VM's waiting time as a function of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Worth {
-    /// What it may use now.
+    /// Memory that the VM may use now.
     held: f64,
-    /// The first of the sizes that are known …
+    /// The smallest known size …
     from: f64,
-    /// … and how far it is to the next.
+    /// … and the distance to the next.
     step: f64,
-    /// By size: misses in each second in which it runs, …
+    /// Misses per second of running, by size, …
     mean: Vec<f64>,
-    /// … and by how many more they may be.
+    /// … and the possible excess over them.
     off: Vec<f64>,
-    /// It has so much less than it seems.
+    /// The amount by which the VM is treated as smaller.
     shift: f64,
-    /// Seconds that a miss takes.
+    /// Duration of a miss in seconds.
     miss_s: f64,
 }
 
 impl Worth {
-    /// Of a VM that holds so much, waits as `cold` says, and has missed as `curves` say.
+    /// The worth for a VM with `held` bytes, with waits as in `cold` and misses as in `curves`.
     pub(crate) fn of_paged(curves: &Curves, cold: &Cold, held: Bytes) -> Self {
         let mut worth = Self {
             held: held.0 as f64,
@@ -137,8 +138,8 @@ impl Worth {
         worth
     }
 
-    /// Of a VM without a whole curve that reads so many bytes per second from its own swap: that
-    /// ends with `claim` more, for all that is known.
+    /// The worth for a VM without a whole curve that reads `per_second` bytes from its own swap.
+    /// It is assumed to stop swapping with `claim` more bytes.
     pub(crate) fn of_swapping(held: Bytes, per_second: Bytes, claim: Bytes) -> Self {
         let misses = per_second.0 as f64 / tuning::READ_AHEAD.0 as f64;
         Self {
@@ -152,30 +153,31 @@ impl Worth {
         }
     }
 
-    /// The share of its time for which it waits with `memory`; with less than it has, at worst.
+    /// The share of time for which the VM waits with `memory`; at worst, if that is less than it
+    /// has.
     pub(crate) fn waits(&self, memory: Bytes) -> f64 {
         let is_less = (memory.0 as f64) < self.held;
         let more = if is_less { self.at(&self.off, memory) } else { 0.0 };
         self.share(self.at(&self.mean, memory) + more)
     }
 
-    /// Its misses per second with `memory`.
+    /// The VM's misses per second with `memory`.
     pub(crate) fn misses(&self, memory: Bytes) -> f64 {
         self.waits(memory) / self.miss_s
     }
 
-    /// The seconds that a miss takes.
+    /// Duration of a miss in seconds.
     pub(crate) const fn miss_s(&self) -> f64 {
         self.miss_s
     }
 
-    /// With so much it does not wait to speak of.
+    /// The size from which the VM's waits are negligible.
     pub(crate) fn enough(&self) -> Bytes {
         let last = self.last_with(|misses| self.share(misses) >= tuning::WAITS_FOR_MORE);
         bytes(last.map_or(self.from, |last| last + self.step) + self.shift)
     }
 
-    /// The last size with misses of which that is so, as misses fall.
+    /// The largest size whose misses satisfy `is_so`; misses fall with size.
     fn last_with(&self, is_so: impl Fn(f64) -> bool) -> Option<f64> {
         let last = self.mean.iter().rposition(|misses| is_so(*misses))?;
         Some(self.from + self.step * last as f64)
@@ -186,7 +188,7 @@ impl Worth {
         waits / (1.0 + waits)
     }
 
-    /// What is said of `memory` on the straight lines between the sizes that are known.
+    /// The value of `of` at `memory`, interpolated between the known sizes.
     fn at(&self, of: &[f64], memory: Bytes) -> f64 {
         let last = of.len() - 1;
         let place = (memory.0 as f64 - self.shift - self.from) / self.step;
