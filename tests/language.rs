@@ -34,13 +34,7 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// The most faults in comments of each directory. The numbers are only ever lowered.
-const ALLOWED: [(&str, usize); 5] = [
-    ("crates/lab", 20),
-    ("crates/model", 169),
-    ("crates/overbook", 125),
-    ("crates/policy", 317),
-    ("crates/sim", 87),
-];
+const ALLOWED: [(&str, usize); 1] = [("crates/overbook", 83)];
 
 /// Crates whose messages a user reads.
 const SHIPPED: [&str; 9] = [
