@@ -5,9 +5,7 @@
 //! the action over. So one stuck QEMU never delays the loop, and daemon and simulator share the
 //! loop.
 
-use std::collections::BTreeMap;
-
-use crate::{Action, GroupName, HostView, Plan, Scan, Take, Time, VmName};
+use crate::{Action, HostView, Plan, Time};
 
 /// Returns the current state.
 pub trait Sense {
@@ -20,17 +18,10 @@ pub trait Act {
     /// Hands over one action. Never blocks; a later view shows a failure.
     fn act(&mut self, action: &Action);
 
-    /// Hands over how a group's identical pages are scanned from now on, and the group that pays.
-    /// An implementation without a scanner does nothing.
-    fn scan(&mut self, _group: &GroupName, _scan: &Scan) {}
-
-    /// Hands over how much is taken of the memory that VMs have freed, from now on. From a VM
-    /// that is not named, nothing is taken.
-    fn take(&mut self, _takes: &BTreeMap<VmName, Take>) {}
-
-    /// Hands the plan to the processes that serve the VMs' disks: cache sizes, and which VMs have
-    /// the memory that they were promised.
-    fn tell_disks(&mut self, _plan: &Plan) {}
+    /// Ends the tick, after its actions: workers and the processes that serve the VMs' disks get
+    /// their orders. The plan says how identical pages are scanned, how much is taken of freed
+    /// memory, and the sizes of caches. An implementation without such processes does nothing.
+    fn finish(&mut self, _plan: &Plan) {}
 }
 
 /// A clock.

@@ -117,11 +117,7 @@ pub fn cycle_with(
             world.act(&action);
         }
     }
-    for (group, scan) in &plan.scans {
-        world.scan(group, scan);
-    }
-    world.take(&plan.takes);
-    world.tell_disks(&plan);
+    world.finish(&plan);
     (view, plan)
 }
 

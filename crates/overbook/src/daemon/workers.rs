@@ -1,5 +1,5 @@
-//! The groups' workers, as the loop sees them. Every tick sends them the VMs to work on, and puts
-//! their reports into the view.
+//! The groups' workers, as the loop sees them. Every tick puts their reports into the view
+//! ([`Workers::look`]), and sends them the plan's orders ([`Workers::send`]).
 //!
 //! A group has a worker while one of its VMs can be tracked, merged or paged out, or can hand
 //! over its free pages: the group has such a mechanism on, and Overbook is not paused. VMs
@@ -19,8 +19,8 @@ use std::sync::LazyLock;
 
 use model::view::Mechanism;
 use model::{
-    Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Reading, Scan,
-    Spec, Take, Time, TrackingBudget, VmName, VmView,
+    Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Plan, Reading,
+    Spec, Time, TrackingBudget, VmName, VmView,
 };
 use policy::tuning;
 use sys::clock::boot_now;
@@ -61,8 +61,8 @@ pub(super) struct Workers {
     /// Cost of tracking each VM by incarnation, as last reported by its worker. The next worker
     /// continues from it.
     spent: BTreeMap<VmName, (u64, Reading<f64>)>,
-    /// The amounts to take of VMs' free pages, from the last plan.
-    takes: BTreeMap<VmName, Take>,
+    /// This tick's orders, without what the plan decides.
+    orders: BTreeMap<VmName, (GroupName, Order)>,
     /// The last decided limits of VMs' resident memory, by incarnation.
     resident: BTreeMap<VmName, (u64, Bytes)>,
     /// Why the host cannot page out. The outer `None`: not probed yet.
@@ -71,8 +71,8 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Sends every worker the VMs to work on, and puts the reports into the view.
-    pub(super) fn tick(&mut self, spec: &Spec, view: &mut HostView) {
+    /// Finds the VMs to work on, and puts the workers' reports into the view.
+    pub(super) fn look(&mut self, spec: &Spec, view: &mut HostView) {
         self.shims.look(view.vms.values().filter_map(process_of));
         let all =
             view.vms.iter().filter_map(|(name, vm)| Some((process_of(vm)?, name.to_string())));
@@ -81,14 +81,19 @@ impl Workers {
             Finding::Works(_) => None,
             Finding::Missing(why) => Some(format!("what is being swapped cannot be moved: {why}")),
         });
-        let mut orders: BTreeMap<GroupName, BTreeMap<VmName, Order>> = BTreeMap::new();
+        self.orders.clear();
         for (name, vm) in &mut view.vms {
             let (order, limits) = self.order_of(spec, name, vm);
-            if let Some((group, order)) = order {
-                orders.entry(group).or_default().insert(name.clone(), order);
-            }
+            self.orders.extend(order.map(|order| (name.clone(), order)));
             limit(vm, limits);
         }
+        self.show(view);
+    }
+
+    /// Sends every worker the VMs to work on, with the plan's decisions about them, and how fast to
+    /// scan for identical pages.
+    pub(super) fn send(&mut self, spec: &Spec, plan: &Plan) {
+        let mut orders = self.take_orders(plan);
         // A group without VMs to work on, or no longer configured, gets empty orders.
         for (group, keeper) in &self.groups {
             keeper.order(orders.remove(group).unwrap_or_default());
@@ -102,24 +107,35 @@ impl Workers {
             keeper.order(vms);
             self.groups.insert(group, keeper);
         }
+        for (group, scan) in &plan.scans {
+            // A group without a worker has nothing to scan.
+            if let Some(keeper) = self.groups.get(group) {
+                keeper.scan(scan.rate, scan.payer.clone());
+            }
+        }
         self.groups.retain(|group, keeper| {
             let is_busy = !keeper.vms().is_empty() || keeper.reading().pid.is_some();
             spec.groups.contains_key(group) || is_busy
         });
-        self.show(view);
     }
 
-    /// Tells a group's worker how fast to scan for identical pages, and which group pays for it.
-    pub(super) fn scan(&self, group: &GroupName, scan: &Scan) {
-        // A group without a worker has nothing to scan.
-        if let Some(keeper) = self.groups.get(group) {
-            keeper.scan(scan.rate, scan.payer.clone());
+    /// This tick's orders, with what was decided about each VM.
+    fn take_orders(&mut self, plan: &Plan) -> BTreeMap<GroupName, BTreeMap<VmName, Order>> {
+        let mut orders: BTreeMap<GroupName, BTreeMap<VmName, Order>> = BTreeMap::new();
+        for (name, (group, order)) in std::mem::take(&mut self.orders) {
+            let order = self.decided(&name, order, plan);
+            orders.entry(group).or_default().insert(name, order);
         }
+        orders
     }
 
-    /// Takes over the amounts to take of VMs' free pages; the workers get them in the next tick.
-    pub(super) fn take(&mut self, takes: &BTreeMap<VmName, Take>) {
-        self.takes.clone_from(takes);
+    /// The order with what was decided about the VM: the amount to take of its free pages, and the
+    /// limit of its resident memory.
+    fn decided(&self, name: &VmName, mut order: Order, plan: &Plan) -> Order {
+        order.freed.keep = plan.takes.get(name).map(|take| take.keep);
+        let target = self.resident.get(name).filter(|(life, _)| *life == order.incarnation);
+        order.resident = order.resident.map(|all| target.map_or(all, |(_, target)| *target));
+        order
     }
 
     /// The order for this VM and its group, and the mechanisms not applied to it, with the reasons.
@@ -175,8 +191,11 @@ impl Workers {
                     budget,
                     attach,
                     leaves,
-                    freed: self.freed_order(own, name),
-                    resident: self.resident(own, name, vm, attach.is_some()),
+                    freed: FreedOrder {
+                        is_lazy: own.is_some_and(|(_, group)| group.free_pages.is_lazy()),
+                        keep: None,
+                    },
+                    resident: self.is_paged(own, attach.is_some()).then_some(vm.ram),
                 };
                 (Some((group.clone(), order)), limits)
             }
@@ -188,35 +207,19 @@ impl Workers {
         }
     }
 
-    /// The VM's limit of resident memory. Without a decision it is all of the VM's RAM: nothing
-    /// is paged out, and only the location of its memory is shown. `None`: it is not paged.
-    fn resident(
-        &self,
-        own: Option<(&GroupName, &GroupSpec)>,
-        name: &VmName,
-        vm: &VmView,
-        is_attached: bool,
-    ) -> Option<Bytes> {
-        let (_, group) = own?;
+    /// Whether a VM of this group is paged. Without a decision its limit of resident memory is all
+    /// its RAM: nothing is paged out, and only the location of its memory is shown.
+    fn is_paged(&self, own: Option<(&GroupName, &GroupSpec)>, is_attached: bool) -> bool {
         // The shim moves pages, and not every kernel can move pages that are being swapped.
         let is_possible = is_attached || self.why_not_paged == Some(None);
-        let is_paged = group.cold.is_on() && group.tracking.vcpu_share().is_some() && is_possible;
-        let decided = self.resident.get(name).filter(|(life, _)| *life == vm.incarnation);
-        is_paged.then(|| decided.map_or(vm.ram, |(_, target)| *target))
+        own.is_some_and(|(_, group)| group.cold.is_on() && group.tracking.vcpu_share().is_some())
+            && is_possible
     }
 
-    /// Carries out a decision about a VM's resident memory; the worker gets it in the next tick.
+    /// Notes a decision about a VM's resident memory, until the next one.
     pub(super) fn act(&mut self, action: &Action) {
         if let Action::Resize { vm, incarnation, target, by: Means::Paging } = action {
             self.resident.insert(vm.clone(), (*incarnation, *target));
-        }
-    }
-
-    /// The order for the pages that the VM frees.
-    fn freed_order(&self, own: Option<(&GroupName, &GroupSpec)>, name: &VmName) -> FreedOrder {
-        FreedOrder {
-            is_lazy: own.is_some_and(|(_, group)| group.free_pages.is_lazy()),
-            keep: self.takes.get(name).map(|take| take.keep),
         }
     }
 

@@ -1,9 +1,7 @@
 //! The policy's view of the world: drivers, workers, disks and the kernel's KSM together.
 
-use std::collections::BTreeMap;
-
 use model::{
-    Action, GroupName, HostView, Plan, Scan, Spec, Take, VmName,
+    Action, HostView, Plan, Spec,
     ports::{Act, Sense},
 };
 
@@ -22,7 +20,7 @@ pub(super) struct World<'a> {
 impl Sense for World<'_> {
     fn view(&mut self) -> HostView {
         let mut view = self.drivers.view();
-        self.workers.tick(self.spec, &mut view);
+        self.workers.look(self.spec, &mut view);
         self.ksm.tick(self.spec, self.workers.with_shim(), &mut view);
         self.disks.show(self.spec, &mut view);
         view
@@ -35,16 +33,11 @@ impl Act for World<'_> {
         self.workers.act(action);
     }
 
-    fn scan(&mut self, group: &GroupName, scan: &Scan) {
-        self.workers.scan(group, scan);
-        self.ksm.scan(group, scan.rate);
-    }
-
-    fn take(&mut self, takes: &BTreeMap<VmName, Take>) {
-        self.workers.take(takes);
-    }
-
-    fn tell_disks(&mut self, plan: &Plan) {
+    fn finish(&mut self, plan: &Plan) {
+        self.workers.send(self.spec, plan);
+        for (group, scan) in &plan.scans {
+            self.ksm.scan(group, scan.rate);
+        }
         self.disks.ask(self.spec, plan);
     }
 }

@@ -67,7 +67,7 @@ const MOST_WAITS: f64 = 0.02;
 /// A VM that waits for this number of pages in one step has woken: some milliseconds of waiting.
 const WAKES: u64 = 512;
 /// For so long nothing of it is paged out then: the policy hears of it within two seconds …
-const AWAKE: Duration = Duration::from_secs(3);
+const AWAKE: Duration = Duration::from_secs(2);
 /// … and how soon that may be so again: a VM that has too little waits all the time.
 const AWAKE_AGAIN: Duration = Duration::from_secs(30);
 /// The number of pages that are read back for each page touched.

@@ -123,7 +123,8 @@ fn a_paged_vm_is_to_have_in_memory_what_was_decided_for_this_life_of_it() {
     let name: VmName = "web-1".into();
     let resident = |workers: &Workers, spec: &Spec| {
         let (order, limits) = workers.order_of(spec, &name, &vm);
-        (order.unwrap().1.resident, limits.contains_key(&Mechanism::Cold))
+        let order = workers.decided(&name, order.unwrap().1, &Plan::default());
+        (order.resident, limits.contains_key(&Mechanism::Cold))
     };
     workers.why_not_paged = Some(None);
     assert_eq!(resident(&workers, &spec), (Some(vm.ram), false), "nothing was decided yet");
@@ -144,6 +145,26 @@ fn a_paged_vm_is_to_have_in_memory_what_was_decided_for_this_life_of_it() {
 }
 
 #[test]
+fn a_decision_leaves_in_the_tick_in_which_it_was_made() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    workers.shims.assume(QEMU);
+    workers.why_not_paged = Some(None);
+    web(&mut spec).cold = ColdSpec::WhenNeeded;
+    let name: VmName = "web-1".into();
+    let mut view = HostView { vms: [(name.clone(), vm)].into(), ..HostView::default() };
+    workers.look(&spec, &mut view);
+    let (vm, target) = (name.clone(), Bytes::mib(100));
+    workers.act(&Action::Resize { vm, incarnation: 7, target, by: Means::Paging });
+    let reason = model::Reason::FreedOverBudget { deficit: Bytes::mib(9) };
+    let take = model::Take { keep: Bytes::mib(7), reason };
+    let plan = Plan { takes: [(name.clone(), take)].into(), ..Plan::default() };
+    let orders = workers.take_orders(&plan);
+    let order = &orders[&"web".into()][&name];
+    assert_eq!((order.resident, order.freed.keep), (Some(target), Some(Bytes::mib(7))));
+    assert!(workers.take_orders(&plan).is_empty(), "an order leaves once");
+}
+
+#[test]
 fn a_vm_that_is_only_merged_costs_nothing_for_tracking() {
     let (mut workers, mut spec, vm) = world(|_| {});
     workers.shims.assume(QEMU);
@@ -160,14 +181,15 @@ fn a_vm_that_only_frees_is_told_what_becomes_of_that() {
     workers.shims.assume(QEMU);
     (web(&mut spec).tracking, web(&mut spec).dedup) = (TrackingBudget::Off, DedupSpec::Off);
     web(&mut spec).free_pages = FreePagesSpec::Lazy;
-    let freed = |workers: &Workers| order(workers, &spec, &vm).unwrap().1.freed;
-    assert_eq!(freed(&workers), FreedOrder { is_lazy: true, keep: None });
+    let freed = |plan: &Plan| {
+        let (_, order) = order(&workers, &spec, &vm).unwrap();
+        workers.decided(&"web-1".into(), order, plan).freed
+    };
+    assert_eq!(freed(&Plan::default()), FreedOrder { is_lazy: true, keep: None });
     let reason = model::Reason::FreedOverBudget { deficit: Bytes::mib(9) };
-    let take = Take { keep: Bytes::mib(7), reason };
-    workers.take(&[("web-1".into(), take)].into());
-    assert_eq!(freed(&workers), FreedOrder { is_lazy: true, keep: Some(Bytes::mib(7)) });
-    workers.take(&BTreeMap::new());
-    assert_eq!(freed(&workers).keep, None);
+    let take = model::Take { keep: Bytes::mib(7), reason };
+    let plan = Plan { takes: [("web-1".into(), take)].into(), ..Plan::default() };
+    assert_eq!(freed(&plan), FreedOrder { is_lazy: true, keep: Some(Bytes::mib(7)) });
 }
 
 #[test]
