@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use lab::MachineSpec;
+use lab::zram::Zram;
 use model::{Bytes, Mode};
-use overbook_tests::{BASE, MAX, Stage, idle};
+use overbook_tests::{BASE, MAX, Stage, idle, skip};
 use serde_json::json;
 
 /// The DIMM that is plugged.
@@ -74,6 +75,10 @@ fn a_dimm_is_the_guests_and_a_release_gives_back_what_was_taken_and_no_less() {
 
 #[test]
 fn a_dimm_of_a_vm_that_is_paged_is_not_taken_by_its_balloon() {
+    let zram = match Zram::new(Bytes::mib(256)) {
+        Ok(zram) => zram,
+        Err(error) => return skip(&error.to_string()),
+    };
     let guest = MachineSpec { shim: true, memory_base: MAX, ..expandable() };
     let Some(stage) = Stage::start(Mode::Enforce, &[guest]) else { return };
     stage.configure(&[
@@ -86,6 +91,8 @@ fn a_dimm_of_a_vm_that_is_paged_is_not_taken_by_its_balloon() {
     stage.throughout(WATCHED, "its balloon holds nothing", |stage| {
         stage.balloon("guest") == MAX.plus(DIMM)
     });
+    drop(stage);
+    drop(zram);
 }
 
 #[test]

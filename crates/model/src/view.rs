@@ -110,9 +110,13 @@ pub struct VmView {
     pub deflates_on_oom: Option<bool>,
     /// The guest's own statistics; untrusted input until the policy has checked them.
     pub stats: Option<Reading<GuestStats>>,
-    /// Physical memory that the guest occupies on the host. It includes page tables and the VM's
-    /// part of the group's shared pages, and excludes QEMU's own memory and freed memory.
+    /// Physical memory that the kernel counts for the guest, with page tables: without QEMU's own
+    /// memory and shared pages, and with freed memory that the host has not taken yet.
     pub used: Option<Reading<Bytes>>,
+    /// The VM's part of its group's shared pages, as last reported. Pages stay shared while no
+    /// worker reports.
+    #[serde(default)]
+    pub pool_part: Bytes,
     /// QEMU's own memory without the guest's, at the last measurement.
     #[serde(default)]
     pub own: Option<Bytes>,
@@ -167,6 +171,7 @@ impl VmView {
             deflates_on_oom: None,
             stats: None,
             used: None,
+            pool_part: Bytes::ZERO,
             own: None,
             migration: Migration::Unknown,
             immovable: None,

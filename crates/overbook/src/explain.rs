@@ -141,7 +141,7 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
         let words = "its guest takes memory back by itself before its kernel kills a program";
         lines.push(("Balloon", words.to_owned()));
     }
-    if let Some(used) = view.used {
+    if let Some(used) = policy::used(view) {
         lines.push(("Host counts", format!("{} occupied by it", used.value)));
     }
     let limits = MemoryLimitStatus::of(view);

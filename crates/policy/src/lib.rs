@@ -63,9 +63,11 @@ pub mod scan_rate;
 mod statistics;
 mod tick;
 pub mod tuning;
+mod used;
 mod withheld;
 
 pub use case::Case;
 pub use memory::Memory;
 pub use rules::{Rule, Rules};
 pub use tick::{cycle, cycle_with, tick, tick_with};
+pub use used::used;

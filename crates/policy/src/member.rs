@@ -17,6 +17,7 @@ use crate::{
     memory::{Merging, VmMemory},
     statistics::{self, Guest, Known},
     tuning,
+    used::{lazy, used},
 };
 
 /// A VM of a group, during a tick.
@@ -170,7 +171,7 @@ impl Member {
         let stands = memory.resident.unwrap_or(actual);
         let target = memory.asked.as_ref().map_or(stands, |asked| asked.target);
         let out = view.cold.filter(|_| is_paged).map(|reading| reading.value);
-        let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
+        let counted = used(view).filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
         match counted.filter(|_| !is_paged) {
             Some(reading) => {
                 let left = actual.plus(view.devices).plus(tuning::uncounted(view.ram));
@@ -203,9 +204,9 @@ impl Member {
             used: counted.map_or(actual.max(target), |reading| reading.value.plus(charged)),
             counted: counted.map(|reading| {
                 // A write to a shared page makes an own page of it.
-                reading.value.minus(view.dedup.map_or(Bytes::ZERO, |dedup| dedup.value.part()))
+                reading.value.minus(view.pool_part)
             }),
-            lazy: counted.map_or(Bytes::ZERO, |used| lazy(view, used)),
+            lazy: counted.map_or(Bytes::ZERO, |_| lazy(view)),
             limits_at: memory_limits.map_or(Time(0), |limits| limits.at),
             memory_limits: memory_limits.map_or_else(Vec::new, |limits| limits.value.clone()),
             is_guessed: counted.is_none() && is_new,
@@ -430,12 +431,6 @@ fn keeps(
     let free = lasting.unwrap_or_default().min(guest.free);
     let needs = needs.percent(tuning::NEEDS_PERCENT);
     Keeps { margin, needs, free, of_free: least, unwatched: lasting.err() }
-}
-
-/// The memory that `used` leaves out because the host can take it without I/O.
-fn lazy(view: &VmView, used: Reading<Bytes>) -> Bytes {
-    let free = view.free_pages.filter(|free| free.age(used.at) <= tuning::FREED_STALE_AFTER);
-    free.map_or(Bytes::ZERO, |free| free.value.lazy)
 }
 
 /// Memory in the balloon that the guest's statistics still count: Linux subtracts it from the

@@ -181,7 +181,7 @@ fn memory_that_was_freed_lazily_is_in_the_cgroup_already() {
     let now = world.now;
     let freed = FreePages { lazy: Bytes::mib(100), freed: Bytes::mib(100), ..FreePages::default() };
     world.see("a").free_pages = Some(Reading::new(freed, now));
-    world.see("a").used.iter_mut().for_each(|used| used.value = Bytes::mib(100));
+    world.see("a").used.iter_mut().for_each(|used| used.value = Bytes::mib(200));
     let plan = world.second();
     assert!(!is_taken(&plan, "a"), "{plan:?}");
 }

@@ -183,7 +183,7 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
             }
         } else if let Reason::Withheld { .. } = change.reason {
             // The host keeps that memory for the VM in any case.
-            let counted = vm.used.map_or(Bytes::ZERO, |used| used.value);
+            let counted = policy::used(vm).map_or(Bytes::ZERO, |used| used.value);
             prop_assert!(target <= counted.plus(tuning::uncounted(vm.ram)), "{deed:?}");
         } else {
             // Memory that was taken from the VM is no gift: it comes back with any surplus of its

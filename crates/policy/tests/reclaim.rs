@@ -24,7 +24,10 @@ fn free(world: &mut World, name: &str, freed: u64, lazy: u64) {
     let free =
         FreePages { freed: gib(freed), lazy: gib(lazy), handed_over, ..FreePages::default() };
     let now = world.now;
-    world.see(name).free_pages = Some(Reading::new(free, now));
+    let vm = world.see(name);
+    let lazy_before = vm.free_pages.map_or(Bytes::ZERO, |free| free.value.lazy);
+    vm.free_pages = Some(Reading::new(free, now));
+    vm.used.iter_mut().for_each(|used| used.value = used.value.minus(lazy_before).plus(gib(lazy)));
 }
 
 /// The amount taken from each VM, in MiB.

@@ -22,7 +22,6 @@ use model::{
     Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Plan, Reading,
     Spec, Time, TrackingBudget, VmName, VmView,
 };
-use policy::tuning;
 use sys::clock::boot_now;
 use sys::features::{self, Feature, Finding};
 use sys::process::Identity;
@@ -283,7 +282,7 @@ impl Workers {
                 }
             }
         }
-        self.shared.count(view);
+        self.shared.show(view);
         self.spent.retain(|name, _| view.vms.contains_key(name));
         self.resident.retain(|name, _| view.vms.contains_key(name));
     }
@@ -362,12 +361,6 @@ fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
     vm.tracking = tracking.map(|reading| no_younger(reading, report.at));
     vm.dedup = dedup.map(|reading| no_younger(reading, report.at));
     vm.free_pages = free_pages.map(|reading| no_younger(reading, report.at));
-    let free = vm
-        .free_pages
-        .filter(|free| vm.used.is_some_and(|used| free.age(used.at) <= tuning::FREED_STALE_AFTER));
-    if let (Some(used), Some(free)) = (&mut vm.used, free) {
-        used.value = used.value.minus(free.value.lazy);
-    }
     let whys = [
         (Mechanism::Tracking, why_not.clone()),
         (Mechanism::Cold, why_not_paged_out.or(why_not)),

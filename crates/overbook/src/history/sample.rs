@@ -162,7 +162,7 @@ impl Track {
         let decision = tick.plan.vms.get(vm);
         let group = decision.and_then(|decision| decision.group.as_ref());
         let sample = Sample {
-            used: view.used.map(|r| r.value),
+            used: policy::used(view).map(|r| r.value),
             balloon: view.balloon.map(|r| r.value),
             target: decision.and_then(|decision| decision.target),
             swap_per_s: self.meter.rate(view),

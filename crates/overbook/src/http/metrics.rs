@@ -191,7 +191,7 @@ impl Snapshot {
         )?;
         let target = column(&|vm| vm.decision?.target.map(number));
         page.gauges("vm_target", "Memory that the guest is to have.", bytes(), target)?;
-        let used = column(&|vm| vm.view.used.map(|reading| number(reading.value)));
+        let used = column(&|vm| policy::used(vm.view).map(|reading| number(reading.value)));
         page.gauges("vm_used", "Memory that the guest occupies on the host.", bytes(), used)?;
         self.tracking(page)?;
         self.dedup(page)?;

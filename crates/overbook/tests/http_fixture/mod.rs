@@ -99,7 +99,8 @@ fn view() -> HostView {
         dedup: Some(Reading::new(dedup(), NOW)),
         free_pages: Some(Reading::new(free_pages(), NOW)),
         disks: BTreeMap::from([("swap".to_owned(), Reading::new(disk(), NOW))]),
-        ..vm(384, 192, 180)
+        pool_part: Bytes::mib(10),
+        ..vm(384, 192, 220)
     };
     let worker = WorkerReading {
         pid: Some(4711),
@@ -180,6 +181,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         balloon: Some(Reading::new(Bytes::mib(balloon), NOW)),
         stats: Some(Reading::new(stats, Time(NOW.0 - 800))),
         used: Some(Reading::new(Bytes::mib(used), NOW)),
+        pool_part: Bytes::ZERO,
         migration: Migration::None,
         immovable: None,
         deflates_on_oom: Some(false),

@@ -151,6 +151,7 @@ impl World {
             used: shown
                 .used
                 .map(|(used, age)| Reading::new(used.unwrap_or(base), Time(self.now.0 - age))),
+            pool_part: ram.share(1, 16),
             migration: shown.migration,
             block: None,
             own: None,

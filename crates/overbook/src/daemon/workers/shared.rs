@@ -37,13 +37,11 @@ impl Shared {
         self.0.get(&incarnation).map(|share| &share.group)
     }
 
-    /// Adds each VM's part of the pool to its used memory, and forgets VMs that have ended.
-    pub(super) fn count(&mut self, view: &mut HostView) {
+    /// Shows each VM's part of the pool, and forgets VMs that have ended.
+    pub(super) fn show(&mut self, view: &mut HostView) {
         self.0.retain(|life, _| view.vms.values().any(|vm| vm.incarnation == *life));
         for vm in view.vms.values_mut() {
-            if let (Some(share), Some(used)) = (self.0.get(&vm.incarnation), &mut vm.used) {
-                used.value = used.value.plus(share.part);
-            }
+            vm.pool_part = self.0.get(&vm.incarnation).map_or(Bytes::ZERO, |share| share.part);
         }
     }
 }
@@ -53,32 +51,27 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn used(view: &HostView) -> Bytes {
-        view.vms[&"web-1".into()].used.unwrap().value
+    fn part(view: &HostView) -> Bytes {
+        view.vms[&"web-1".into()].pool_part
     }
 
     #[test]
-    fn a_vms_part_of_the_pool_counts_as_used_until_nothing_is_shared() {
+    fn a_vms_part_of_the_pool_is_shown_until_nothing_is_shared() {
         let mut shared = Shared::default();
         let web = "web".into();
         let seen = fixture::published().view;
-        let own = used(&seen);
-        let counted = |shared: &mut Shared| {
+        let shown = |shared: &mut Shared| {
             let mut view = seen.clone();
-            shared.count(&mut view);
-            used(&view)
+            shared.show(&mut view);
+            part(&view)
         };
         let dedup = Dedup { shared: Bytes::mib(40), saved: Bytes::mib(30), ..Dedup::default() };
         shared.note(7, &web, Some(&dedup));
-        assert_eq!(counted(&mut shared), own.plus(Bytes::mib(10)));
+        assert_eq!(shown(&mut shared), Bytes::mib(10));
         shared.note(7, &web, None);
-        assert_eq!(
-            counted(&mut shared),
-            own.plus(Bytes::mib(10)),
-            "a new worker knows nothing yet"
-        );
+        assert_eq!(shown(&mut shared), Bytes::mib(10), "a new worker knows nothing yet");
         shared.note(7, &web, Some(&Dedup::default()));
-        assert_eq!(counted(&mut shared), own);
+        assert_eq!(shown(&mut shared), Bytes::ZERO);
     }
 
     #[test]
@@ -89,8 +82,8 @@ mod tests {
         shared.note(6, &web, Some(&dedup));
         assert_eq!((shared.group_of(6), shared.group_of(7)), (Some(&web), None));
         let mut view = fixture::published().view;
-        shared.count(&mut view);
-        assert_eq!(used(&view), used(&fixture::published().view));
+        shared.show(&mut view);
+        assert_eq!(part(&view), Bytes::ZERO);
         assert_eq!(shared.group_of(6), None);
     }
 }

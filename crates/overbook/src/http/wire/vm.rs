@@ -215,7 +215,7 @@ impl VmStatus {
             memory_limits: MemoryLimitStatus::of(view),
             balloon_bytes: raw(view.balloon.map(|reading| reading.value)),
             deflates_on_oom: view.deflates_on_oom,
-            used_bytes: raw(view.used.map(|reading| reading.value)),
+            used_bytes: raw(policy::used(view).map(|reading| reading.value)),
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
             dedup: view.dedup.as_ref().map(|r| DedupStatus::of(shown, r)),
             free_pages: view.free_pages.as_ref().map(|r| FreePagesStatus::of(shown, name, r)),
