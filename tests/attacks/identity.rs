@@ -182,7 +182,7 @@ fn addresses_that_were_bound_before_hinder_nobody_and_a_name_that_is_no_text_hid
     let Some(_turn) = take_turn() else { return };
     let squatter = attack("squat", &["500"]);
     let saw = until_it_saw(&squatter, "addresses");
-    assert!(saw.iter().any(|line| line.contains("it has bound 999 addresses")), "{saw:#?}");
+    assert!(saw.iter().any(|line| line.contains("it has bound 1001 addresses")), "{saw:#?}");
     let mut group = Group::new();
     let mut both = two_that_share(&mut group);
     both.iter_mut().for_each(|vm| vm.expect("check 0 1"));

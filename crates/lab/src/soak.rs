@@ -21,7 +21,7 @@ use crate::worker_process::{Wanted, WorkerProcess};
 
 /// Scan rate in orders: more than any worker can do.
 const RATE: PagesPerMs = PagesPerMs(1000);
-/// Orders from 0 to this number are drawn; 0 is an order to unshare.
+/// For each order, one of the nine numbers from 0 to this one is drawn; 0: it is to unshare.
 const UNSHARE: u64 = 8;
 const UNSHARE_LIMIT: Duration = Duration::from_secs(60);
 /// The most new mappings of four QEMUs: their own, and pieces larger than a huge page, of which

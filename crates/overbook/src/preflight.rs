@@ -2,7 +2,7 @@
 //!
 //! `overbook check && systemctl restart overbook` stops a working daemon. So the check tests
 //! everything that could make the daemon's start fail, with the functions of the start itself. It
-//! also reports settings that would have no effect.
+//! also reports settings that would have no effect, and the number of VMs in each group.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remar
                  tracking tells which memory is cold"
             )));
         }
-        found.extend(vms.and_then(|vms| no_vm(name, &group.vms, vms)));
+        found.extend(vms.map(|vms| vm_count(name, &group.vms, vms)));
     }
     found
 }
@@ -147,19 +147,33 @@ fn no_wildcard(group: &GroupName, pattern: &NamePattern) -> Option<Remark> {
     })
 }
 
-/// Number of VMs that match the patterns.
-fn no_vm(group: &GroupName, patterns: &[NamePattern], vms: &BTreeSet<VmName>) -> Option<Remark> {
+/// The number of present VMs whose names match the group's patterns; an operator sees by it
+/// whether the patterns are right.
+fn vm_count(group: &GroupName, patterns: &[NamePattern], vms: &BTreeSet<VmName>) -> Remark {
     let count = vms.iter().filter(|vm| patterns.iter().any(|p| p.matches(vm))).count();
-    Some(note(match count {
+    note(match count {
         0 => format!("[group.{group}]: no VM that is here now belongs to it"),
         1 => format!("[group.{group}]: 1 VM that is here now belongs to it"),
         count => format!("[group.{group}]: {count} VMs that are here now belong to it"),
-    }))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_vms_of_a_group_are_counted_also_where_there_are_none() {
+        let vms: BTreeSet<VmName> = ["web-1", "web-2", "db-1"].map(VmName::from).into();
+        for (pattern, expected) in [
+            ("web-*", "[group.g]: 2 VMs that are here now belong to it"),
+            ("db-*", "[group.g]: 1 VM that is here now belongs to it"),
+            ("mail-*", "[group.g]: no VM that is here now belongs to it"),
+        ] {
+            let patterns = [NamePattern::new(pattern)];
+            assert_eq!(vm_count(&GroupName::from("g"), &patterns, &vms), note(expected.to_owned()));
+        }
+    }
 
     #[test]
     fn a_unit_is_cut_off_unless_its_families_have_the_internets() {

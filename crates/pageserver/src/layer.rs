@@ -29,9 +29,9 @@ pub enum Read<'a> {
 /// How a range is to be zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeros {
-    /// The content is not needed any more: later reads return zeros or the old content.
+    /// The content is not needed any more: later reads return zeros or the old content, or fail.
     Trim,
-    /// Later reads return zeros.
+    /// Later reads return zeros. A layer that cannot keep this promise refuses the request.
     Write,
 }
 
@@ -63,7 +63,7 @@ pub trait Layer: Send + Sync {
     fn flush(&self) -> Answer<'_>;
 
     /// The known extents of a range, in order. They start at `offset`, and cover a part of the
-    /// range that is not empty.
+    /// range that is not empty. In a layer that may lose pages, holes are the pages that it lacks.
     fn extents(&self, _offset: u64, length: u32) -> Vec<Extent> {
         vec![Extent { length, is_hole: false }]
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::{One, listen};
 use pageserver::client::ClientError;
-use pageserver::layer::Layer;
+use pageserver::layer::{Layer, Zeros};
 use pageserver::layers::count::Count;
 use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::file::File;
@@ -92,6 +92,67 @@ async fn memory_is_a_disk() {
 #[tokio::test]
 async fn a_file_is_a_disk() {
     is_a_disk(Arc::new(file())).await;
+}
+
+#[tokio::test]
+async fn a_seal_is_a_disk_from_the_moment_it_is_zeroed() {
+    let seal = Arc::new(Seal::over(Arc::new(Memory::new(SIZE))).unwrap());
+    assert!(pageserver::layer::read(&*seal, 0, 4096).await.is_err());
+    seal.zero(0, SIZE, Zeros::Write).result().await.unwrap();
+    is_a_disk(seal.clone()).await;
+    assert_eq!(seal.forged(), 0);
+}
+
+#[tokio::test]
+async fn zeroed_pages_take_nothing_in_a_repository_and_are_not_read_there() {
+    const ALL: usize = 8 * 4096;
+    let repository = Arc::new(Repository::new(1, 1).unwrap());
+    let server = listen(repository.clone());
+    let remote = Arc::new(Remote::new(SIZE, vec![Address::Unix(server.socket.clone())]));
+    waits_for("the repository", || remote.connected() == 1).await;
+    let refused = remote.zero(0, 4096, Zeros::Write).result().await;
+    assert_eq!(refused, Err(Errno::NotSupported), "a place that it frees holds no zeros");
+    let seal = Seal::over(remote.clone()).unwrap();
+    seal.write(0, &[1; ALL]).result().await.unwrap();
+    let mut copy = vec![1; ALL];
+    for (page, zeros) in [(2, Zeros::Write), (3, Zeros::Write), (6, Zeros::Trim)] {
+        seal.zero(page * 4096, 4096, zeros).result().await.unwrap();
+        copy[page as usize * 4096..][..4096].fill(0);
+    }
+    assert_eq!(remote.pages(), 5);
+    assert_eq!(pageserver::layer::read(&seal, 0, ALL).await.unwrap(), copy);
+    assert!(seal.extents(0, ALL as u32).iter().all(|extent| !extent.is_hole));
+    assert_eq!(repository.take_back(1), 1);
+    for page in [2, 3, 6] {
+        let read = pageserver::layer::read(&seal, page * 4096, 4096).await;
+        assert_eq!(read.unwrap(), [0; 4096], "page {page}");
+    }
+    // A page that never was written is unknown: a trim of it changes nothing.
+    seal.zero(SIZE - 4096, 4096, Zeros::Trim).result().await.unwrap();
+    assert!(pageserver::layer::read(&seal, SIZE - 4096, 4096).await.is_err());
+}
+
+#[tokio::test]
+async fn a_write_that_ends_after_the_page_was_zeroed_does_not_bring_its_content_back() {
+    // One page, then the two groups of pages that share a lock, the last of which is smaller.
+    for (at, length) in [(0, 4096), (0, 16 << 20), (16 << 20, 8 << 20)] {
+        let faults = Faults { cut: true, ..Faults::default() };
+        let slow = Arc::new(Fault::over(Arc::new(Memory::new(SIZE)), faults));
+        let seal = Seal::over(slow.clone()).unwrap();
+        let mut write = Box::pin(seal.write(at, &[1; 4096]).result());
+        assert!(poll_once(&mut write).await.is_pending());
+        let mut zero = Box::pin(seal.zero(at, length, Zeros::Write).result());
+        assert!(poll_once(&mut zero).await.is_pending());
+        slow.set(Faults::default());
+        let (written, zeroed) = tokio::join!(write, zero);
+        assert_eq!((written, zeroed), (Ok(()), Ok(())));
+        let read = pageserver::layer::read(&seal, at, 4096).await.unwrap();
+        assert_eq!(read, [0; 4096], "{length} bytes");
+        seal.write(at, &[2; 4096]).result().await.unwrap();
+        let read = pageserver::layer::read(&seal, at, 8192).await;
+        assert_eq!(read.is_ok(), length > 4096, "the next page is known if it was zeroed too");
+        assert_eq!(pageserver::layer::read(&seal, at, 4096).await.unwrap(), [2; 4096]);
+    }
 }
 
 #[tokio::test]

@@ -8,9 +8,10 @@
 //! **Invariants.** A memfd has mode 0777 at first, so a process with a read-only descriptor could
 //! reopen it for writing. Therefore its mode is first restricted to the owner. It is sealed
 //! against a change of size, because shrinking would destroy the copies of guests that have
-//! written. A slot is emptied by punching a hole, which keeps the copies. The owner holds a lock
-//! on it, so two workers never both believe to own it. Sharers can lock it as well, so a lock
-//! counts only while another process can write.
+//! written. A slot is emptied by punching a hole, which keeps the copies. Two workers never both
+//! believe to own it: the owner alone has it open for writing. A takeover opens it for writing
+//! first, and fails while another process has it open so. A lock on the file would not tell: a
+//! sharer can hold it as well.
 //! **Left out**: a process of the same user (root) can write to it. QEMU should run as another
 //! user.
 
@@ -19,7 +20,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::faults::{self, Call, NOWHERE};
@@ -66,7 +67,6 @@ impl PoolFile {
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::ftruncate(&fd, u64::from(slots) * PAGE_BYTES)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS)?;
-        rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Self { file: File::from(fd), slots })
     }
 
@@ -95,17 +95,10 @@ impl PoolFile {
         if let Some((_, fault)) = faults.into_iter().find(|(is_so, _)| *is_so) {
             return Err(AdoptError::Foreign(fault));
         }
-        match rustix::fs::flock(&pool.file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(pool),
-            // A lock of a sharer, which can only read, is not an owner's.
-            Err(Errno::WOULDBLOCK)
-                if !pool_maps::has_other_writer(mapping.file, pool.file.as_fd()) =>
-            {
-                Ok(pool)
-            }
-            Err(Errno::WOULDBLOCK) => Err(AdoptError::InUse),
-            Err(error) => Err(error.into()),
+        if pool_maps::has_other_writer(mapping.file, pool.file.as_fd()) {
+            return Err(AdoptError::InUse);
         }
+        Ok(pool)
     }
 
     /// The identity of the file.
@@ -252,6 +245,7 @@ impl AsFd for PoolFile {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::FlockOperation;
     use rustix::mm::{MapFlags, ProtFlags};
 
     use super::*;
@@ -377,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sharer_that_holds_the_lock_does_not_pass_for_the_owner() {
+    fn a_pool_has_one_owner_at_a_time_also_while_a_sharer_locks_it() {
         const NAME: &str = "overbook-pool-locked";
         let pid = std::process::id();
         let memory = crate::memory_map::Reserved::new(PAGE_BYTES).unwrap();
@@ -388,13 +382,16 @@ mod tests {
         unsafe { sharer.map_over(0, over) }.unwrap();
         let found = crate::pool_maps::mappings(pid).unwrap();
         let mapping = found.into_iter().find(|mapping| mapping.name == NAME).unwrap();
-        let lock = |flags| rustix::fs::flock(&sharer, flags);
-        assert_eq!(lock(FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
+        let lock = |flags| rustix::fs::flock(&sharer, flags).unwrap();
+        lock(FlockOperation::NonBlockingLockExclusive);
+        assert!(matches!(PoolFile::adopt(pid, &mapping, 1), Err(AdoptError::InUse)));
         drop(pool);
-        lock(FlockOperation::NonBlockingLockExclusive).unwrap();
         let adopted = PoolFile::adopt(pid, &mapping, 1).unwrap();
         assert!(matches!(PoolFile::adopt(pid, &mapping, 1), Err(AdoptError::InUse)));
+        lock(FlockOperation::Unlock);
+        assert!(matches!(PoolFile::adopt(pid, &mapping, 1), Err(AdoptError::InUse)));
         drop(adopted);
+        PoolFile::adopt(pid, &mapping, 1).unwrap();
     }
 
     #[test]

@@ -131,6 +131,8 @@ pub(super) struct Row {
     pub(super) name: &'static str,
     moments: Vec<Moment>,
     intervals: Vec<Interval>,
+    /// The share of a vCPU that tracking took in its dearest half minute: the time for which it
+    /// held the guest's threads, and CPU time of worker and shim.
     pub(super) vcpu_share: f64,
     /// The tracker's own CPU time, of one CPU.
     pub(super) cpu_share: f64,
@@ -322,7 +324,7 @@ impl Row {
             mean(self.intervals.iter().map(|interval| of(&interval.size))) / Bytes::mib(1).0 as f64
         };
         format!(
-            "exact {:.1} MiB, estimated {:.1} MiB on average; traps took at most {:.2} % of the vCPU",
+            "exact {:.1} MiB, estimated {:.1} MiB on average; tracking took at most {:.2} % of a vCPU",
             mib(|size| size.exact),
             mib(|size| size.estimated),
             self.vcpu_share * 100.0

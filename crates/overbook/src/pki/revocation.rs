@@ -25,10 +25,13 @@ pub(super) const LIST: &str = "ca-crl.pem";
 /// directory of certificates that it has signed.
 ///
 /// # Errors
-/// A file cannot be read or written, or holds no certificate.
+/// A file cannot be read or written, or holds no certificate. There is a `ca-crl.pem`, but no
+/// `revoked`: a copy of it is in each directory of certificates.
 pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError> {
     let list = directory.join(REVOKED);
-    let mut text = if list.exists() { files::read(&list)? } else { String::new() };
+    // Where only the signed list is left, a new one would lack the earlier revocations.
+    let exists = list.exists() || directory.join(LIST).exists();
+    let mut text = if exists { files::read(&list)? } else { String::new() };
     for path in certificates {
         let unreadable = |why: String| PkiError::Unreadable { path: path.clone(), why };
         let content = files::read(path)?;
@@ -70,12 +73,12 @@ pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError
     spread(directory)
 }
 
-/// Copies the lists, if they exist, to each directory of certificates.
+/// Copies those of the lists that exist to each directory of certificates.
 pub(super) fn spread(directory: &Path) -> Result<(), PkiError> {
     for name in [REVOKED, LIST] {
         let list = directory.join(name);
         if !list.exists() {
-            return Ok(());
+            continue;
         }
         let text = files::read(&list)?;
         let owners = below(directory);

@@ -75,3 +75,26 @@ fn a_revoked_certificate_is_on_both_lists_beside_all_others() {
     let list = std::fs::read_to_string(dir.path().join("revoked")).unwrap();
     assert_eq!(list.lines().count(), 1, "it is on the list once");
 }
+
+#[test]
+fn the_signed_list_is_copied_where_the_other_one_is_lost_and_no_shorter_one_replaces_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let signed = |place: &str| std::fs::read(dir.path().join(place).join("ca-crl.pem")).unwrap();
+    init(dir.path()).unwrap();
+    host(dir.path(), order("a")).unwrap();
+    revoke(dir.path(), &[dir.path().join("a/disks/client-cert.pem")]).unwrap();
+    std::fs::remove_file(dir.path().join("revoked")).unwrap();
+    host(dir.path(), order("b")).unwrap();
+    let before = signed("");
+    for place in ["b", "b/migration", "b/disks"] {
+        assert_eq!(signed(place), before, "{place}");
+        assert!(!dir.path().join(place).join("revoked").exists(), "{place}");
+    }
+    let other = dir.path().join("b/disks/client-cert.pem");
+    let why = revoke(dir.path(), std::slice::from_ref(&other)).unwrap_err().to_string();
+    assert!(why.contains("/revoked: No such file"), "{why}");
+    assert_eq!(signed(""), before);
+    std::fs::copy(dir.path().join("a/revoked"), dir.path().join("revoked")).unwrap();
+    revoke(dir.path(), &[other]).unwrap();
+    assert_eq!(std::fs::read_to_string(dir.path().join("b/revoked")).unwrap().lines().count(), 2);
+}

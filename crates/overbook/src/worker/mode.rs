@@ -55,7 +55,7 @@ pub enum Mode {
     /// Granules chosen at random are revoked at a rate that a budget allows, and the time to
     /// their next touch is measured. The product uses this.
     Probes {
-        /// Share of one vCPU's time that the traps may take.
+        /// Share of one vCPU's time that tracking may take, for traps and for its own work.
         budget: f64,
     },
     /// The way of the paper.

@@ -108,14 +108,15 @@ impl Memory {
 
     /// Takes all slabs; reads and writes fail from then on.
     pub fn take_all(&self) -> Vec<Slab> {
-        (0..self.slabs.len()).filter_map(|slab| self.take(slab)).collect()
+        let take = |slab| std::mem::replace(&mut *self.slab(slab), State::Gone).into_slab().ok();
+        (0..self.slabs.len()).filter_map(take).collect()
     }
 
+    /// Takes a slab if it has memory. An empty one stays as it is: it reads as zeros.
     fn take(&self, slab: usize) -> Option<Slab> {
-        match std::mem::replace(&mut *self.slab(slab), State::Gone) {
-            State::There(pages) | State::Leaving(pages) => Some(pages.slab),
-            State::Empty | State::Gone => None,
-        }
+        let mut state = self.slab(slab);
+        let taken = std::mem::replace(&mut *state, State::Gone).into_slab();
+        taken.map_err(|other| *state = other).ok()
     }
 
     /// Number of slabs that have memory.
@@ -127,6 +128,16 @@ impl Memory {
 
     fn slab(&self, slab: usize) -> MutexGuard<'_, State> {
         self.slabs[slab].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The slab, or the state itself if it has no memory.
+    fn into_slab(self) -> Result<Slab, Self> {
+        match self {
+            Self::There(pages) | Self::Leaving(pages) => Ok(pages.slab),
+            other @ (Self::Empty | Self::Gone) => Err(other),
+        }
     }
 }
 
@@ -282,5 +293,42 @@ impl Layer for Memory {
                 Extent { length: u32::try_from(length).unwrap_or(u32::MAX), is_hole }
             })
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first_byte(memory: &Memory, slab: u64) -> Option<u8> {
+        let mut read = [9];
+        match memory.read(slab * SLAB as u64, &mut read) {
+            Read::Now(Ok(())) => Some(read[0]),
+            _ => None,
+        }
+    }
+
+    fn memory_of_three() -> Memory {
+        let memory = Memory::new(3 * SLAB as u64);
+        assert!(matches!(memory.write(0, &[1]), Answer::Now(Ok(()))));
+        memory
+    }
+
+    #[test]
+    fn slabs_without_memory_stay_readable_when_others_are_taken() {
+        let memory = memory_of_three();
+        assert!(memory.take_last().is_some());
+        assert_eq!([0, 1, 2].map(|slab| first_byte(&memory, slab)), [None, Some(0), Some(0)]);
+        assert!(memory.take_last().is_none() && memory.take_noticed().is_empty());
+        assert!(matches!(memory.write(2 * SLAB as u64, &[3]), Answer::Now(Ok(()))));
+        assert_eq!([0, 1, 2].map(|slab| first_byte(&memory, slab)), [None, Some(0), Some(3)]);
+    }
+
+    #[test]
+    fn nothing_is_read_or_written_after_all_was_taken() {
+        let memory = memory_of_three();
+        assert_eq!(memory.take_all().len(), 1);
+        assert_eq!([0, 1, 2].map(|slab| first_byte(&memory, slab)), [None; 3]);
+        assert!(matches!(memory.write(SLAB as u64, &[3]), Answer::Now(Err(Errno::Io))));
     }
 }

@@ -476,7 +476,11 @@ impl Layer for Remote {
         }))
     }
 
-    fn zero(&self, offset: u64, length: u64, _: Zeros) -> Answer<'_> {
+    /// Frees the places of the pages. Zeros have no place, so this layer cannot write them.
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
+        if zeros == Zeros::Write {
+            return Answer::Now(Err(Errno::NotSupported));
+        }
         self.forget(pages_of(offset, length));
         Answer::Now(Ok(()))
     }

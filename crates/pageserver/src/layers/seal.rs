@@ -5,8 +5,11 @@
 //! detected, and its read fails. The key belongs to this layer alone and never leaves the
 //! process. No write number is used twice with it, as AES-GCM demands of nonces.
 //!
-//! Only pages that were written through this layer can be read through it; reads of others fail.
+//! Only pages that were written or zeroed through this layer can be read through it; reads of
+//! others fail. A zeroed page is only a state here: it has no place below, and reads of it do not
+//! go there.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -78,21 +81,86 @@ fn nonce(write: u64) -> Nonce {
     Nonce::assume_unique_for_key(nonce)
 }
 
+/// Content of a page.
+#[derive(Clone, Copy, Default)]
+enum Content {
+    /// It was never written, or a write to it is not done yet.
+    #[default]
+    Unknown,
+    /// It is zeros; the layer below is not asked.
+    Zeros,
+    /// It is in the layer below, with this mark.
+    Sealed(Mark),
+}
+
 /// State of a page.
 #[derive(Clone, Copy, Default)]
 struct Known {
     /// Number of the write that began last.
     begun: u64,
-    /// Mark of the page in the layer below; `None`: its content there is unknown.
-    mark: Option<Mark>,
+    content: Content,
+}
+
+/// State of [`SHARD`] pages.
+#[derive(Default)]
+struct Shard {
+    /// State of each page; empty: all have the state `all`, and the shard takes no memory.
+    each: Box<[Known]>,
+    all: Known,
+}
+
+impl Content {
+    fn mark(&self) -> Option<&Mark> {
+        match self {
+            Self::Sealed(mark) => Some(mark),
+            Self::Unknown | Self::Zeros => None,
+        }
+    }
+
+    fn is_zeros(&self) -> bool {
+        matches!(self, Self::Zeros)
+    }
+
+    fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown)
+    }
+}
+
+impl Shard {
+    fn page(&self, page: usize) -> &Known {
+        self.each.get(page).unwrap_or(&self.all)
+    }
+
+    /// Begins writes to these pages.
+    fn begin(&mut self, pages: Range<usize>, known: Known) {
+        if self.each.is_empty() {
+            self.each = vec![self.all; SHARD].into_boxed_slice();
+        }
+        for page in &mut self.each[pages] {
+            // Another write to the same page may have begun later and got here first.
+            if known.begun >= page.begun {
+                *page = known;
+            }
+        }
+    }
+
+    /// Begins a write to all pages.
+    fn begin_all(&mut self, known: Known) {
+        let is_latest = |page: &Known| known.begun >= page.begun;
+        if is_latest(&self.all) && self.each.iter().all(is_latest) {
+            *self = Self { each: Box::default(), all: known };
+        } else {
+            self.begin(0..SHARD, known);
+        }
+    }
 }
 
 /// Seals pages for the layer below.
 pub struct Seal {
     below: Arc<dyn Layer>,
     sealer: Sealer,
-    /// State of all pages, in shards. An empty shard has unknown pages only, and takes no memory.
-    shards: Vec<Mutex<Box<[Known]>>>,
+    /// State of all pages.
+    shards: Vec<Mutex<Shard>>,
     forged: AtomicU64,
 }
 
@@ -112,45 +180,75 @@ impl Seal {
         self.forged.load(Ordering::Relaxed)
     }
 
-    fn shard(&self, place: u64) -> (MutexGuard<'_, Box<[Known]>>, usize) {
+    fn shard(&self, place: u64) -> (MutexGuard<'_, Shard>, usize) {
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         let shard = self.shards[place / SHARD].lock();
         (shard.unwrap_or_else(PoisonError::into_inner), place % SHARD)
     }
 
-    fn known(&self, place: u64) -> Option<Mark> {
+    fn content(&self, place: u64) -> Content {
         let (shard, place) = self.shard(place);
-        shard.get(place)?.mark
+        shard.page(place).content
     }
 
     /// Begins a write of this number; the content of the page is unknown until it is done.
     fn begin(&self, place: u64, write: u64) {
         let (mut shard, place) = self.shard(place);
-        if shard.is_empty() {
-            *shard = vec![Known::default(); SHARD].into_boxed_slice();
-        }
-        // Another write to the same page may have begun later and got here first.
-        if write >= shard[place].begun {
-            shard[place] = Known { begun: write, mark: None };
-        }
+        shard.begin(place..place + 1, Known { begun: write, content: Content::Unknown });
     }
 
     /// Ends the write of this mark: its page is in the layer below, unless another write began
     /// since.
     fn done(&self, place: u64, mark: Mark) {
         let (mut shard, place) = self.shard(place);
-        if let Some(known) = shard.get_mut(place).filter(|known| known.begun == mark.write) {
-            known.mark = Some(mark);
+        if let Some(known) = shard.each.get_mut(place).filter(|known| known.begun == mark.write) {
+            known.content = Content::Sealed(mark);
         }
     }
 
-    async fn open(&self, offset: u64, marks: Vec<Mark>) -> Result<Vec<u8>, Errno> {
-        let mut data = layer::read(&*self.below, offset, marks.len() * PAGE).await?;
+    /// Zeroes pages of one shard, as the write of this number.
+    fn zero_pages(&self, places: Range<u64>, write: u64, zeros: Zeros) {
+        let is_last = places.end == self.size() / PAGE as u64;
+        let (mut shard, first) = self.shard(places.start);
+        let end = if is_last { SHARD } else { first + places.count() };
+        if zeros == Zeros::Trim && shard.each.is_empty() && shard.all.content.is_unknown() {
+            // No page was ever written there: a disk may be trimmed as a whole before it is used.
+            return;
+        }
+        let known = Known { begun: write, content: Content::Zeros };
+        if (first, end) == (0, SHARD) {
+            shard.begin_all(known);
+        } else {
+            shard.begin(first..end, known);
+        }
+    }
+
+    /// Reads pages, none of which is unknown.
+    async fn open(&self, offset: u64, pages: Vec<Content>) -> Result<Vec<u8>, Errno> {
+        let mut data = Vec::new();
+        for run in pages.chunk_by(|page, next| page.is_zeros() == next.is_zeros()) {
+            let read = match run {
+                [Content::Zeros, ..] => vec![0; run.len() * PAGE],
+                _ => self.open_sealed(offset + data.len() as u64, run).await?,
+            };
+            if data.is_empty() {
+                data = read;
+            } else {
+                data.extend_from_slice(&read);
+            }
+        }
+        Ok(data)
+    }
+
+    /// Reads pages, all of which are sealed.
+    async fn open_sealed(&self, offset: u64, pages: &[Content]) -> Result<Vec<u8>, Errno> {
+        let mut data = layer::read(&*self.below, offset, pages.len() * PAGE).await?;
+        let marks = pages.iter().filter_map(Content::mark);
         let first = offset / PAGE as u64;
-        for ((page, mark), place) in data.chunks_exact_mut(PAGE).zip(&marks).zip(first..) {
+        for ((page, mark), place) in data.chunks_exact_mut(PAGE).zip(marks).zip(first..) {
             if !self.sealer.open(mark, place, page) {
                 // A write that came in between has another mark.
-                if self.known(place).is_some_and(|now| now.write == mark.write) {
+                if self.content(place).mark().is_some_and(|now| now.write == mark.write) {
                     self.forged.fetch_add(1, Ordering::Relaxed);
                 }
                 return Err(Errno::Io);
@@ -175,12 +273,16 @@ impl Layer for Seal {
 
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
         let first = offset / PAGE as u64;
-        let marks: Option<Vec<Mark>> =
-            (first..).take(into.len() / PAGE).map(|place| self.known(place)).collect();
-        match marks {
-            Some(marks) => Read::Later(Box::pin(self.open(offset, marks))),
-            None => Read::Now(Err(Errno::Io)),
+        let pages: Vec<Content> =
+            (first..).take(into.len() / PAGE).map(|place| self.content(place)).collect();
+        if pages.iter().any(Content::is_unknown) {
+            return Read::Now(Err(Errno::Io));
         }
+        if pages.iter().all(Content::is_zeros) {
+            into.fill(0);
+            return Read::Now(Ok(()));
+        }
+        Read::Later(Box::pin(self.open(offset, pages)))
     }
 
     fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
@@ -204,17 +306,14 @@ impl Layer for Seal {
         }))
     }
 
-    /// Trims the range below. Zeros are not kept: the pages become unknown, and reads of them
-    /// fail.
-    fn zero(&self, offset: u64, length: u64, _: Zeros) -> Answer<'_> {
-        let first = offset / PAGE as u64;
+    /// Records that the pages are zeros, and trims the range below.
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
         let write = self.sealer.number();
-        for place in first..first + length / PAGE as u64 {
-            // Where no page was ever written there is none to forget: a disk may be trimmed as a
-            // whole before it is used.
-            if !self.shard(place).0.is_empty() {
-                self.begin(place, write);
-            }
+        let (mut place, end) = (offset / PAGE as u64, (offset + length) / PAGE as u64);
+        while place < end {
+            let next = (place / SHARD as u64 + 1) * SHARD as u64;
+            self.zero_pages(place..next.min(end), write, zeros);
+            place = next;
         }
         self.below.zero(offset, length, Zeros::Trim)
     }
@@ -223,7 +322,8 @@ impl Layer for Seal {
         self.below.flush()
     }
 
-    /// Holes are pages that the layer below does not have, or that are unknown here.
+    /// Holes are unknown pages, and pages that the layer below has lost. Zeros are none: this
+    /// layer has them.
     fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
         let below = self.below.extents(offset, length).into_iter();
         let below = below
@@ -231,7 +331,11 @@ impl Layer for Seal {
         let first = offset / PAGE as u64;
         reply::join((first..).zip(below).map(|(place, is_hole)| Extent {
             length: wire::length(PAGE),
-            is_hole: is_hole || self.known(place).is_none(),
+            is_hole: match self.content(place) {
+                Content::Unknown => true,
+                Content::Zeros => false,
+                Content::Sealed(_) => is_hole,
+            },
         }))
     }
 }

@@ -20,10 +20,11 @@ const USUAL_MAPPINGS: u32 = 65_530;
 const MAPPING_BYTES: u64 = 240;
 /// The approximate number of QEMU's own mappings.
 const QEMUS_OWN: u32 = 400;
-/// Mappings may take one `DEAR`-th of the bytes that they save; beyond that, only runs of at
-/// least `CHEAP_RUN` pages are worth it.
+/// Mappings may take one `DEAR`-th of the bytes that they save. Beyond that, only runs of at least
+/// `RUN_IF_DEAR` pages get mappings. Those of such a run take up to a 17th of what it saves. So
+/// where all runs are that short, mappings stay dear, and no dearer than a 17th.
 const DEAR: u64 = 20;
-const CHEAP_RUN: u32 = 4;
+const RUN_IF_DEAR: u32 = 4;
 /// Mappings are counted again after `MAPPINGS_SOON` if there may be `MAPPINGS_MORE` more, and
 /// after `MAPPINGS_LATE` in any case.
 const MAPPINGS_SOON: Duration = Duration::from_secs(1);
@@ -65,7 +66,7 @@ impl Mappings {
         let by_room = least_run(now, self.most)?;
         let then = u64::from(now.saturating_sub(QEMUS_OWN)) + 2 * u64::from(runs);
         let is_dear = is_dear(then, shared_pages.into());
-        Some(if is_dear { by_room.max(CHEAP_RUN) } else { by_room })
+        Some(if is_dear { by_room.max(RUN_IF_DEAR) } else { by_room })
     }
 
     /// The reason why no more pages are merged; `None`: there is room.
@@ -107,16 +108,17 @@ mod tests {
         // Two mappings for each page; one for twelve.
         assert!(is_dear(2_000, 1_000) && !is_dear(100, 1_200));
         assert!(is_dear(1, 0) && !is_dear(0, 0));
-        // A run of the always permitted length costs at most a fifteenth of its savings.
-        let run = u64::from(CHEAP_RUN);
-        assert!(2 * MAPPING_BYTES * 15 < run * PAGE / 2, "a fifteenth of what it saves at least");
+        // The shortest run that gets mappings if they are dear.
+        let run = u64::from(RUN_IF_DEAR);
+        assert!(is_dear(2, run) && !is_dear(2, run + 1), "it is dear by itself");
+        assert!(2 * MAPPING_BYTES * 17 < run * PAGE / 2, "a 17th of what it saves at least");
     }
 
     #[test]
     fn this_process_has_room_and_one_that_is_gone_has_none() {
         let mut own = Mappings::of(std::process::id());
         assert_eq!(own.least_run(1, 1_000), Some(1));
-        assert_eq!(own.least_run(1_000, 1_000), Some(CHEAP_RUN));
+        assert_eq!(own.least_run(1_000, 1_000), Some(RUN_IF_DEAR));
         assert_eq!(own.why_not(), None);
         own.more(own.most);
         assert_eq!(own.least_run(1, 1_000), None);

@@ -70,7 +70,8 @@ impl Store {
                 store.holders.insert(holder, Holder { process, slots: None });
             }
         }
-        // Only after the takeover: from then on no other process fills slots.
+        // The takeover has failed unless this process alone can write to the file. So no other
+        // process fills a slot after this list was read.
         store.unread = store.file.filled()?;
         for slot in store.unread.iter().cloned().flatten() {
             if store.slots.adopt(slot) {
