@@ -214,11 +214,7 @@ fn socket(dir: &Path) -> PathBuf {
 /// The daemon's configuration: one group for each group of the guests.
 fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>) -> String {
     let dir = lab.dir().display();
-    let mode = match settings.mode {
-        Mode::Observe => "observe",
-        Mode::Recommend => "recommend",
-        Mode::Enforce => "enforce",
-    };
+    let mode = settings.mode;
     let dedup = match settings.dedup {
         DedupSpec::Fixed(PagesPerMs(rate)) => rate.to_string(),
         named => format!("\"{named}\""),
@@ -244,13 +240,7 @@ fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>)
             "\n[vm.{name:?}]\nmin = {min}\nbase = {base}\nmax = {max}\nswap = {swap}\n"
         );
     }
-    let policy = match settings.policy {
-        Policy::Fair => "fair",
-        Policy::Entitlement => "entitlement",
-        Policy::Demand => "demand",
-        Policy::Balance => "balance",
-    };
-    let Settings { tracking, free_pages, cold, lend, .. } = settings;
+    let Settings { policy, tracking, free_pages, cold, lend, .. } = settings;
     for (group, (vms, budget)) in groups {
         let vms = vms.join(", ");
         let _ = write!(

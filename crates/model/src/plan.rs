@@ -100,6 +100,10 @@ pub struct Decision {
     pub target: Option<Bytes>,
     /// The change to make now.
     pub change: Option<Change>,
+    /// Whether its balloon holds nothing of its `max`: the guest lacks no memory that the host has
+    /// taken.
+    #[serde(default)]
+    pub is_at_max: bool,
     /// Why nothing, or not more, was taken or given.
     pub refusals: Vec<Reason>,
     /// The saving by the latest move of `balance` that shows its saving.

@@ -4,6 +4,7 @@
 //! satisfy `min ≤ base ≤ max` after [`Spec::limits_of`], for any real size of the VM.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -131,6 +132,27 @@ pub enum Mode {
     Enforce,
 }
 
+impl Mode {
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::Observe, Self::Recommend, Self::Enforce];
+
+    /// The mode's name in the configuration and the API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::Recommend => "recommend",
+            Self::Enforce => "enforce",
+        }
+    }
+}
+
+impl Display for Mode {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// The mode of each mechanism that acts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Modes {
@@ -152,6 +174,28 @@ pub enum Policy {
     /// By value: the group's memory goes to the VMs where it saves the most misses (Wang 2016
     /// §4).
     Balance,
+}
+
+impl Policy {
+    /// All policies.
+    pub const ALL: [Self; 4] = [Self::Fair, Self::Entitlement, Self::Demand, Self::Balance];
+
+    /// The policy's name in the configuration and the API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fair => "fair",
+            Self::Entitlement => "entitlement",
+            Self::Demand => "demand",
+            Self::Balance => "balance",
+        }
+    }
+}
+
+impl Display for Policy {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// One tenant.

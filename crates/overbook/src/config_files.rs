@@ -154,7 +154,7 @@ fn text_of(path: &Path) -> Result<String, String> {
 /// Every fault of every file.
 pub fn load_with_summary(path: &Path) -> Result<(Spec, String), Faults> {
     let (spec, drop_ins) = load_counting(path)?;
-    let mode = changes::name_of(spec.modes.balloon);
+    let mode = spec.modes.balloon;
     let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
     let summary = format!(
         "{}, {} with settings of their own, balloon mode {mode}, {}",

@@ -55,18 +55,9 @@ fn situation(tick: &Published, vm: &VmName, view: &VmView) -> String {
     };
     let place = tick.spec.group_of(vm).map_or_else(
         || "it belongs to no group".to_owned(),
-        |(name, group)| format!("it belongs to group {name} (policy {})", policy(group.policy)),
+        |(name, group)| format!("it belongs to group {name} (policy {})", group.policy),
     );
     format!("{has}; {place}.")
-}
-
-const fn policy(policy: Policy) -> &'static str {
-    match policy {
-        Policy::Fair => "fair",
-        Policy::Entitlement => "entitlement",
-        Policy::Demand => "demand",
-        Policy::Balance => "balance",
-    }
 }
 
 type Line = (&'static str, String);

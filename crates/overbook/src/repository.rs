@@ -1,10 +1,9 @@
 //! `overbook repository`, the part that watches its own host: lent memory goes back when the host
 //! is short of memory.
 //!
-//! While more than the reserve is available, no memory is taken back. Below it, slabs go back:
-//! free ones at once, leased ones after a notice of [`NOTICE`]. Below half of the reserve there
-//! is no time for a notice. When twice the reserve has been available for a while, slabs are
-//! pinned again, one each second.
+//! [`policy::lent`] tells how much is to go back. Free slabs go at once, leased ones after a notice
+//! of [`NOTICE`] if there is time for it. When the host has had room for a while, slabs are pinned
+//! again, one each second.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use model::Bytes;
 use pageserver::layers::memory::SLAB;
 use pageserver::repository::Repository;
+use policy::lent::{self, Need};
 use sys::cgroup;
 use sys::meminfo::MemInfo;
 use tokio::task::spawn_blocking;
@@ -23,8 +23,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const NOTICE: Duration = Duration::from_secs(5);
 /// How long the host must have had enough memory before slabs are pinned again.
 const CALM: Duration = Duration::from_secs(60);
-/// Memory that must stay available on the host, in percent of its memory: the same as for grants.
-const RESERVE_PERCENT: u64 = policy::tuning::HOST_RESERVE_PERCENT;
 
 /// Maximum memory that a repository needs in addition to what it lends, for any behaviour of its
 /// clients: the budget, 640 KiB for each of 512 connections, and the process itself.
@@ -73,7 +71,7 @@ pub fn can_lend(wanted: Bytes) -> Result<(), TooMuchError> {
 }
 
 fn host_can_lend(host: &MemInfo, wanted: Bytes) -> Result<(), TooMuchError> {
-    let (available, reserve) = (host.available, host.total.percent(RESERVE_PERCENT));
+    let (available, reserve) = (host.available, lent::reserve(host.total));
     if wanted.plus(reserve) > available {
         return Err(TooMuchError::Host { wanted, available, reserve });
     }
@@ -86,36 +84,26 @@ pub(crate) fn own_limit() -> Option<Bytes> {
     cgroup::memory_max(&own).map(Bytes)
 }
 
-/// The host's need for memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
-    /// This number of slabs, at once.
-    Now(usize),
-    /// This number of further slabs, after notice.
-    Soon(usize),
-    /// No slabs.
-    Nothing,
-    /// No slabs, and there is memory to lend more.
-    HasRoom,
-}
-
 /// Watches the host for as long as it is polled.
 pub async fn mind_host(repository: Arc<Repository>) {
     let (mut noticed_at, mut short_at) = (None, Instant::now());
     loop {
         sleep(LOOK).await;
         let Ok(host) = MemInfo::read() else { continue };
-        let need = need(&host, repository.lent().leaving);
+        let leaving = Bytes((repository.lent().leaving * SLAB) as u64);
+        let need = lent::need(host.total, host.available, leaving);
         if need != Need::HasRoom {
             short_at = Instant::now();
         }
         match need {
-            Need::Now(slabs) => {
+            Need::Now(short) => {
+                let slabs = slabs(short);
                 let taken = work(&repository, move |repository| repository.take_back(slabs)).await;
                 say(&host, taken, "taken back");
             }
             // Slabs with notice are taken back first: they may be enough.
-            Need::Soon(slabs) if noticed_at.is_none() => {
+            Need::Soon(short) if noticed_at.is_none() => {
+                let slabs = slabs(short);
                 let done = work(&repository, move |repository| repository.give_notice(slabs)).await;
                 noticed_at = Some(Instant::now());
                 say(&host, done, "given notice of, or taken back");
@@ -149,19 +137,9 @@ fn say(host: &MemInfo, slabs: usize, what: &str) {
     }
 }
 
-fn need(host: &MemInfo, leaving: usize) -> Need {
-    let slab = Bytes(SLAB as u64);
-    let slabs = |bytes: Bytes| usize::try_from(bytes.0.div_ceil(slab.0)).unwrap_or(usize::MAX);
-    let reserve = host.total.percent(RESERVE_PERCENT);
-    let short = reserve.minus(host.available);
-    if host.available < reserve.share(1, 2) {
-        return Need::Now(slabs(short));
-    }
-    match slabs(short).saturating_sub(leaving) {
-        0 if host.available > reserve.plus(reserve) => Need::HasRoom,
-        0 => Need::Nothing,
-        more => Need::Soon(more),
-    }
+/// The number of slabs that hold this much.
+fn slabs(bytes: Bytes) -> usize {
+    usize::try_from(bytes.0.div_ceil(SLAB as u64)).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -180,21 +158,5 @@ mod tests {
         assert_eq!(host_can_lend(&host, Bytes::mib(20_000)), Ok(()));
         let error = host_can_lend(&host, Bytes::mib(900 << 10)).unwrap_err().to_string();
         assert!(error.starts_with("`--memory` 900 GiB is more than this host can lend"), "{error}");
-    }
-
-    #[test]
-    fn what_a_host_needs_follows_from_what_it_has_available() {
-        let host = |available| MemInfo {
-            total: Bytes::mib(100 * 1024),
-            available: Bytes::mib(available),
-            swap_total: Bytes::ZERO,
-            swap_free: Bytes::ZERO,
-        };
-        // The reserve is 5 GiB.
-        assert_eq!(need(&host(50_000), 0), Need::HasRoom);
-        assert_eq!(need(&host(6_000), 0), Need::Nothing);
-        assert_eq!(need(&host(5_100), 0), Need::Soon(2));
-        assert_eq!(need(&host(5_100), 2), Need::Nothing);
-        assert_eq!(need(&host(2_000), 2), Need::Now(195));
     }
 }

@@ -23,7 +23,7 @@
 //! [`excess`] computes the memory to keep free for overloads.
 //!
 //! Freed memory of guests is taken when it is needed ([`reclaim`]). Memory that no VM needs at
-//! the moment serves as a cache of disks ([`cache`]).
+//! the moment serves as a cache of disks ([`cache`]), or is lent to other hosts ([`lent`]).
 //!
 //! In addition to memory, each group has a scan rate for identical pages ([`scan_rate`]). [`ksm`]
 //! decides whether the kernel may merge pages of VMs without the shim.
@@ -50,6 +50,7 @@ mod idle;
 pub mod ksm;
 mod ledger;
 mod lending;
+pub mod lent;
 mod member;
 mod memory;
 pub mod optimum;

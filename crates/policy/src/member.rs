@@ -35,6 +35,8 @@ pub(crate) struct Member {
     pub(crate) cold: Option<Cold>,
     /// The balloon's size; for a paged VM its resident memory, at least its target.
     pub(crate) actual: Bytes,
+    /// Whether its balloon holds nothing of its `max`.
+    pub(crate) is_at_max: bool,
     /// The last requested target, or the current size.
     pub(crate) target: Bytes,
     /// Memory that the guest occupies on the host.
@@ -200,6 +202,7 @@ impl Member {
             cold: out,
             is_paged,
             actual,
+            is_at_max: view.balloon.is_some_and(|balloon| balloon.value >= limits.max),
             target,
             used: counted.map_or(actual.max(target), |reading| reading.value.plus(charged)),
             counted: counted.map(|reading| {

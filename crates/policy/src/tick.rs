@@ -269,6 +269,7 @@ fn conclude(
         limits: Some(member.limits),
         target: Some(target),
         change,
+        is_at_max: member.is_at_max,
         refusals: member.refusals,
         outcome: member.memory.outcome,
     };

@@ -7,6 +7,16 @@ use model::{Bytes, Migration, Mode, Policy, Reading, Reason};
 use world::{World, target_mib};
 
 #[test]
+fn a_vm_is_at_its_max_while_its_balloon_holds_nothing_of_it() {
+    let mut world = World::new(Policy::Demand, Some(512)).vm("a", 128, 60);
+    let max = world.second().vms[&"a".into()].limits.expect("a member").max;
+    for (balloon, is_at_max) in [(max, true), (max.minus(Bytes::mib(1)), false)] {
+        world.see("a").balloon = Some(Reading::new(balloon, world.now));
+        assert_eq!(world.second().vms[&"a".into()].is_at_max, is_at_max, "{balloon}");
+    }
+}
+
+#[test]
 fn a_vm_left_alone_in_its_group_gets_its_base_back() {
     let mut world = World::new(Policy::Demand, None).vm("a", 80, 8);
     world.seconds(310);

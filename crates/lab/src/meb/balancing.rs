@@ -90,10 +90,7 @@ impl Way {
         match self {
             Self::Baseline => "baseline",
             Self::Best => "best",
-            Self::Under(Policy::Balance) => "balance",
-            Self::Under(Policy::Demand) => "demand",
-            Self::Under(Policy::Entitlement) => "entitlement",
-            Self::Under(Policy::Fair) => "fair",
+            Self::Under(policy) => policy.name(),
         }
     }
 }

@@ -135,11 +135,7 @@ impl Draft {
             host.finish();
         }
         if let Some(mode) = file.table("mode") {
-            let modes = [
-                ("observe", Mode::Observe),
-                ("recommend", Mode::Recommend),
-                ("enforce", Mode::Enforce),
-            ];
+            let modes = Mode::ALL.map(|mode| (mode.name(), mode));
             set(&mut self.balloon, mode.choice("balloon", &modes));
             mode.finish();
         }
@@ -243,12 +239,7 @@ impl GroupDraft {
     }
 
     fn apply(&mut self, table: &Table<'_>) {
-        let policies = [
-            ("fair", Policy::Fair),
-            ("entitlement", Policy::Entitlement),
-            ("demand", Policy::Demand),
-            ("balance", Policy::Balance),
-        ];
+        let policies = Policy::ALL.map(|policy| (policy.name(), policy));
         set(&mut self.policy, table.choice("policy", &policies));
         set(&mut self.vms, table.texts("vms"));
         set(&mut self.users, table.users("uid"));

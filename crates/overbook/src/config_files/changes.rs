@@ -15,7 +15,7 @@ pub(super) fn between(old: &Spec, new: &Spec) -> String {
         ("[pool]", old.pool != new.pool),
     ];
     if old.modes != new.modes {
-        let (before, now) = (name_of(old.modes.balloon), name_of(new.modes.balloon));
+        let (before, now) = (old.modes.balloon, new.modes.balloon);
         changes.push(format!("[mode] balloon is \"{now}\" (it was \"{before}\")"));
     }
     changes.extend(single.iter().filter(|(_, is_new)| *is_new).map(|(name, _)| (*name).to_owned()));
@@ -26,15 +26,6 @@ pub(super) fn between(old: &Spec, new: &Spec) -> String {
         return "nothing has changed".to_owned();
     }
     format!("changed: {}", changes.join(", "))
-}
-
-/// The mode as it is written in the configuration.
-pub(crate) const fn name_of(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Observe => "observe",
-        Mode::Recommend => "recommend",
-        Mode::Enforce => "enforce",
-    }
 }
 
 fn named<K: Ord + Display, V: PartialEq>(

@@ -20,16 +20,11 @@ const FRESH: model::Millis = model::Millis::secs(10);
 pub(super) struct Disks {
     told: Arc<Mutex<BTreeMap<GroupName, Reading<Status>>>>,
     asking: BTreeMap<GroupName, JoinHandle<()>>,
-    /// Size of each VM's balloon.
-    balloons: BTreeMap<VmName, Bytes>,
 }
 
 impl Disks {
     /// Copies the disks' latest reports into the view.
     pub(super) fn show(&mut self, spec: &Spec, view: &mut HostView) {
-        let balloons = view.vms.iter();
-        let balloons = balloons.filter_map(|(name, vm)| Some((name.clone(), vm.balloon?.value)));
-        self.balloons = balloons.collect();
         let now = boot_now();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         told.retain(|group, status| spec.groups.contains_key(group) && status.age(now) <= FRESH);
@@ -51,24 +46,10 @@ impl Disks {
         self.asking.retain(|_, task| !task.is_finished());
         for group in spec.groups.keys().filter(|group| spec.disks_of(group).next().is_some()) {
             if !self.asking.contains_key(group) {
-                let task = self.ask_one(spec, group, self.order(spec, plan, group));
+                let task = self.ask_one(spec, group, order(spec, plan, group));
                 self.asking.insert(group.clone(), task);
             }
         }
-    }
-
-    /// The order for a group's disks.
-    fn order(&self, spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
-        let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
-        // A VM at its `max` lacks no memory that the host has taken, so the host need not hold
-        // its swapped pages (Overdriver, footnote 5).
-        let is_at_max = |vm: &VmName| {
-            let limits = plan.vms.get(vm).and_then(|decision| decision.limits);
-            let has = self.balloons.get(vm);
-            limits.zip(has).is_some_and(|(limits, has)| *has >= limits.max)
-        };
-        let at_max = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_at_max(vm));
-        Order { cache: Some(quota), at_max: Some(at_max.cloned().collect()) }
     }
 
     fn ask_one(&self, spec: &Spec, group: &GroupName, order: Order) -> JoinHandle<()> {
@@ -84,12 +65,22 @@ impl Disks {
     }
 }
 
+/// The order for a group's disks.
+fn order(spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
+    let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
+    // The host need not hold the swapped pages of a VM at its `max` (Overdriver, footnote 5).
+    let is_at_max =
+        |vm: &VmName| plan.vms.get(vm).is_some_and(|decision| decision.is_at_max);
+    let at_max = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_at_max(vm));
+    Order { cache: Some(quota), at_max: Some(at_max.cloned().collect()) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
 
-    use model::{Decision, DiskReading, Quota, VmLimits};
+    use model::{Decision, DiskReading, Quota};
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixListener;
 
@@ -114,12 +105,9 @@ mod tests {
         let (mut view, vm) = (fixture::published().view, VmName::from("web-1"));
         // No disk process is listening yet.
         let quota = Quota { amount: Bytes::mib(7), reason: model::Reason::NothingSpare };
-        // The VM's balloon is at 192 MiB.
-        let limits = VmLimits { min: Bytes::ZERO, base: Bytes::mib(64), max: Bytes::mib(192) };
-        let limits = Some(limits);
         let plan = Plan {
             caches: BTreeMap::from([("web".into(), quota)]),
-            vms: BTreeMap::from([(vm.clone(), Decision { limits, ..Decision::default() })]),
+            vms: BTreeMap::from([(vm.clone(), Decision { is_at_max: true, ..Decision::default() })]),
             ..Plan::default()
         };
         disks.show(&spec, &mut view);

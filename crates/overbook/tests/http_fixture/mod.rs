@@ -255,6 +255,7 @@ fn plan() -> Plan {
         limits: Some(limits),
         target: Some(target),
         change,
+        is_at_max: false,
         refusals,
         outcome: None,
     };

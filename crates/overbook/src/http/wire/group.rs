@@ -79,7 +79,7 @@ impl GroupStatus {
         let loans = plan.loans.iter().filter(takes_part);
         Self {
             name: name.to_string(),
-            policy: spec.map(|group| policy_name(group.policy)).unwrap_or_default().to_owned(),
+            policy: spec.map(|group| group.policy.to_string()).unwrap_or_default(),
             budget_bytes: ledger.budget.0,
             used_bytes: ledger.used.0,
             promised_bytes: ledger.promised.0,
@@ -101,12 +101,3 @@ impl GroupStatus {
     }
 }
 
-/// The policy's name in the configuration.
-const fn policy_name(policy: Policy) -> &'static str {
-    match policy {
-        Policy::Fair => "fair",
-        Policy::Entitlement => "entitlement",
-        Policy::Demand => "demand",
-        Policy::Balance => "balance",
-    }
-}

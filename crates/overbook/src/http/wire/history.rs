@@ -4,7 +4,7 @@ use model::PagesPerMs;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{LastChange, host::mode_name, raw};
+use super::{LastChange, raw};
 use crate::{
     explain,
     history::{self, Entry},
@@ -109,7 +109,7 @@ impl From<history::HistoryRow> for HistoryRow {
             },
             Entry::Change { mode, is_take, target, words, .. } => Self {
                 target_bytes: Some(target.0),
-                mode: Some(mode_name(mode).to_owned()),
+                mode: Some(mode.to_string()),
                 change: Some(explain::change_words(is_take, target, &words)),
                 ..moment
             },

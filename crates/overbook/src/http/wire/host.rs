@@ -87,7 +87,7 @@ impl HostStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             wall_ms: shown.published.wall_ms,
             tick_age_ms: shown.tick_age().0,
-            mode: mode_name(plan.mode).to_owned(),
+            mode: plan.mode.to_string(),
             paused: shown.published.paused,
             config_error: shown.published.config_error.clone(),
             waits_for_restart: shown.published.waits_for_restart.clone(),
@@ -114,15 +114,6 @@ impl HostStatus {
             uncooperative_vms: plan.vms.values().filter(|d| is_uncooperative(d)).count(),
             reasons: Words::all(&plan.host),
         }
-    }
-}
-
-/// The mode's name in the configuration.
-pub(super) const fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Observe => "observe",
-        Mode::Recommend => "recommend",
-        Mode::Enforce => "enforce",
     }
 }
 

@@ -4,7 +4,7 @@ use model::{Bytes, GroupName, Loan};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Words, host::mode_name};
+use super::Words;
 use crate::history;
 
 /// Idle surplus of one group that another may use.
@@ -61,6 +61,6 @@ impl From<history::LoanRow> for LoanRow {
         let reason = Words { code, text: words };
         let (lender, borrower) = (lender.to_string(), borrower.to_string());
         let loan = LoanStatus { lender, borrower, amount_bytes: amount.0, reason };
-        Self { wall_ms, mode: mode_name(mode).to_owned(), loan }
+        Self { wall_ms, mode: mode.to_string(), loan }
     }
 }

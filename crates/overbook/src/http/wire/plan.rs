@@ -6,7 +6,7 @@ use model::{Action, Plan};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{LoanStatus, ScanStatus, VmChange, Words, host::mode_name, raw};
+use super::{LoanStatus, ScanStatus, VmChange, Words, raw};
 
 /// The outcome of one tick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -59,7 +59,7 @@ impl PlanStatus {
         let loans = plan.loans.iter().map(|(lender, loan)| LoanStatus::of(lender, loan));
         Self {
             at_ms: plan.at.0,
-            mode: mode_name(plan.mode).to_owned(),
+            mode: plan.mode.to_string(),
             host: Words::all(&plan.host),
             loans: loans.collect(),
             scans: scans.map(|(name, scan)| (name.to_string(), ScanStatus::of(scan))).collect(),
