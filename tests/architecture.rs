@@ -11,7 +11,7 @@ use std::{
 };
 
 /// The crates in order; each may depend only on those before it.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 17] = [
     "overbook-model",
     "overbook-policy",
     "overbook-pages",
@@ -22,6 +22,8 @@ const ORDER: [&str; 15] = [
     "overbook-shim",
     "overbook-stand-in",
     "overbook-tracer",
+    "overbook-tables",
+    "overbook-worker",
     "overbook",
     "overbook-sim",
     "overbook-lab",
@@ -113,6 +115,9 @@ fn crates_need_only_those_above_them() {
     assert!(!needs("overbook-sim", "overbook-sys"), "the simulator has no kernel");
     assert!(!needs("overbook-policy", "overbook-sys"), "the policy has no kernel");
     assert!(!needs("overbook-policy", "tokio"), "the policy does not wait");
+    for apart in ["axum", "hyper", "rusqlite", "overbook-cluster", "tokio"] {
+        assert!(!needs("overbook-worker", apart), "the worker needs no {apart}");
+    }
 }
 
 #[test]

@@ -10,13 +10,13 @@ use lab::ksm::{self, Ksm};
 use lab::merger::Merger;
 use lab::{Lab, LabError, MachineSpec, Provisions, fleet};
 use model::{Bytes, Dedup};
-use overbook::worker::{SLOTS, unshare};
 use overbook_tests::{MAX, skip, take_turn};
 use pages::dedup::Known;
 use pages::offline::{Builder, Sampling, TableRef};
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
 use sys::process::Signal;
+use worker::{SLOTS, unshare};
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// Part of the 40 MiB that are identical until they are rewritten, and of the kernels' common

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::Command;
 
 use lab::packages::Unpacked;
-use overbook::offline::{OfflineError, Request, Work, build};
 use overbook_tests::{text, unpacked};
 use pages::offline::{Sampling, Table};
+use tables::offline::{OfflineError, Request, Work, build};
 
 /// The programs that make the images.
 struct Programs(Unpacked);

@@ -34,10 +34,10 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// The most faults in comments of each directory. The numbers are only ever lowered.
-const ALLOWED: [(&str, usize); 1] = [("crates/overbook", 83)];
+const ALLOWED: [(&str, usize); 1] = [("crates/worker", 83)];
 
 /// Crates whose messages a user reads.
-const SHIPPED: [&str; 9] = [
+const SHIPPED: [&str; 11] = [
     "crates/cluster",
     "crates/model",
     "crates/overbook",
@@ -47,6 +47,8 @@ const SHIPPED: [&str; 9] = [
     "crates/protocol",
     "crates/shim",
     "crates/sys",
+    "crates/tables",
+    "crates/worker",
 ];
 
 fn root() -> PathBuf {

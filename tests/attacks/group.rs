@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use lab::command::own_program;
 use model::Dedup as Reading;
-use overbook::worker::{Dedup, Mode, STEP, Settings, State, Tracked};
 use sys::process::Identity;
+use worker::{Dedup, Mode, STEP, Settings, State, Tracked};
 
 /// Long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);

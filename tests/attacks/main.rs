@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use group::{Group, StandIn};
 use liar::Liar;
 use model::Bytes;
-use overbook::worker::State;
 use overbook_tests::take_turn;
 use protocol::layout::PageState;
 use protocol::{Answer, Merged, Region};
+use worker::State;
 
 /// The smallest mapping that a shim takes for guest RAM.
 const MIB: u32 = 32;

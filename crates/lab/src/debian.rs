@@ -16,9 +16,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use overbook::offline::{self, OfflineError, Request};
 use pages::offline::Sampling;
 use sys::process::Spawn;
+use tables::offline::{self, OfflineError, Request};
 
 use crate::cache::{Cache, CacheError};
 use crate::command::{self, CommandError};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use overbook::worker::Report;
+use worker::Report;
 
 use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};

@@ -1,7 +1,7 @@
 //! Common parts of the experiments on working sets and miss-ratio curves (MEB: Wang et al. 2016,
 //! §5.2).
 //!
-//! The code under test is the worker's own ([`overbook::worker::Tracked`]). It runs within this
+//! The code under test is the worker's own ([`worker::Tracked`]). It runs within this
 //! process, so that each experiment can switch it on and off, choose its mode and see its cost.
 //!
 //! ```text

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
-use overbook::worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 use pages::dedup::Known;
 use sys::process::Identity;
+use worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;

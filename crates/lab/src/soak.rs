@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use model::{Bytes, Dedup, PagesPerMs};
-use overbook::worker::{Report, SLOTS};
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
+use worker::{Report, SLOTS};
 
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::{Lab, LabError, Machine};

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use model::{Bytes, FreePages, PagesPerMs, TrackingBudget};
-use overbook::worker::{FreedOrder, Order, Orders, Report};
 use sys::process::{Child, Identity, Signal, Spawn};
+use worker::{FreedOrder, Order, Orders, Report};
 
 use crate::inside;
 use crate::lab::{Lab, LabError, Machine};

@@ -53,11 +53,11 @@ use crate::{
     pool::member::{Member, MemberState},
     published::{Latest, Published, TickTimes},
     release,
-    worker::StillShares,
 };
 use disks::Disks;
 pub use error::DaemonError;
 use ksm::HostKsm;
+use worker::StillShares;
 use workers::Workers;
 use world::World;
 

@@ -10,8 +10,8 @@ mod remedy;
 use std::fmt::Write;
 
 use model::{
-    Bytes, Dedup, DiskReading, FreePages, Link, Millis, Mode, Overload, Policy, Reading, Reason,
-    Scan, Take, Time, Tracking, VmName, VmView, plan::Outcome,
+    Bytes, Dedup, DiskReading, FreePages, Link, Millis, Mode, Overload, Reading, Reason, Scan,
+    Take, Time, Tracking, VmName, VmView, plan::Outcome,
 };
 
 use crate::{

@@ -19,7 +19,6 @@ mod loan_news;
 pub mod lock;
 mod log;
 mod matrix_chart;
-pub mod offline;
 mod pause_file;
 pub mod pki;
 pub mod pool;
@@ -29,8 +28,6 @@ pub mod release;
 pub mod repository;
 mod swap_meter;
 pub mod top;
-pub mod trace;
-pub mod worker;
 
 #[cfg(test)]
 extern crate self as overbook;

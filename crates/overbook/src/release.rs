@@ -25,8 +25,8 @@ use crate::{
     drivers::{self, Records, Released, ksm::Hand, restore_at},
     journal::{Journal, JournalError},
     lock::{Holder, LockError, StateLock},
-    worker::{self, StillShares},
 };
+use worker::StillShares;
 
 /// Result of a release, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -168,7 +168,7 @@ fn a_table_without_pages_is_neither_made_nor_used() {
     assert!(!directory.join("t.spt").exists());
     // An empty table, as earlier builds could make it.
     let table = pages::offline::Builder::new(pages::offline::Sampling::default()).finish();
-    overbook::offline::write(&table, &directory.join("t.spt")).unwrap();
+    tables::offline::write(&table, &directory.join("t.spt")).unwrap();
     says(directory, &["build", "-o", "sh.spt", "/bin/sh"]);
     for arguments in [
         &["verify", "t.spt"][..],

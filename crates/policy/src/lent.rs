@@ -25,11 +25,11 @@ pub enum Need {
 
 /// Memory that stays available on a host which lends: the same as for grants.
 #[must_use]
-pub const fn reserve(total: Bytes) -> Bytes {
+pub fn reserve(total: Bytes) -> Bytes {
     total.percent(tuning::HOST_RESERVE_PERCENT)
 }
 
-/// The need of a host with this memory, of which so much is `available`; `leaving` has notice
+/// The need of a host with `total` memory, of which `available` is left; `leaving` has notice
 /// already.
 #[must_use]
 pub fn need(total: Bytes, available: Bytes, leaving: Bytes) -> Need {

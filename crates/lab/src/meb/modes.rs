@@ -14,8 +14,8 @@
 //! "Rests by cost": after each stretch, tracking rests for a time in proportion to the stretch's
 //! cost ([`Duty`](pages::phase::Duty)).
 
-use overbook::worker::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 use pages::phase::Judgement;
+use worker::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 
 /// The smallest hot set that the shim accepts: the paper's small one.
 pub const SMALL_HOT_SET: u32 = protocol::MIN_HOT_SET;

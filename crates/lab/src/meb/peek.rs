@@ -5,12 +5,12 @@
 
 use std::time::{Duration, Instant};
 
-use overbook::worker::shim_of;
 use protocol::layout::{Layout, PageState, Shared};
 use protocol::{Answer, MAX_PACKET, Region, Request, State, Status, Tracking, VERSION};
 use sys::process::Identity;
 use sys::seqpacket::Connection;
 use sys::shared_memory::SharedMemory;
+use worker::shim_of;
 
 use super::sampler::{PAGES, PERIOD, Sampler};
 use crate::lab::LabError;

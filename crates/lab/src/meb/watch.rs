@@ -12,11 +12,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::{Bytes, Tracking};
-use overbook::worker::{STEP, Settings, State, Tracked};
 use pages::curve::MissRatioCurve;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use sys::process::Identity;
+use worker::{STEP, Settings, State, Tracked};
 
 use crate::lab::{Lab, LabError};
 

@@ -27,10 +27,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use model::Bytes;
-use overbook::worker::VmReport;
 use rustix::thread::disable_transparent_huge_pages;
 use serde_json::json;
 use sys::memory_of::Overhead;
+use worker::VmReport;
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};

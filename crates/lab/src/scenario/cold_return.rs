@@ -123,14 +123,18 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
     };
     let mut lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
     let mut sweeps = Sweeps { woken: Vec::new(), usual: Vec::new() };
-    let mut worker = if way == Way::Ours { Some(WorkerProcess::start("cold")?) } else { None };
+    let mut worker = None;
     let pid = lab.machines()[0].process().pid;
     let own = Overhead::measure(pid, &[RAM]).map_err(std::io::Error::other)?.own;
-    if let Some(worker) = &mut worker {
-        worker.order(&lab, Wanted { resident: Some(RAM), own: Some(own), ..Wanted::default() })?;
-    }
     let mut done = next_sweep(&lab, 0)?.0;
     for _ in 0..rounds {
+        // A pager leaves blocks alone that came back, and a new one knows of none.
+        drop(worker.take());
+        if way == Way::Ours {
+            let wanted = Wanted { resident: Some(RAM), own: Some(own), ..Wanted::default() };
+            let fresh = worker.insert(WorkerProcess::start("cold")?);
+            fresh.order(&lab, wanted)?;
+        }
         // A sweep that finds all in memory, and then one that does not.
         let (count, took) = next_sweep(&lab, done)?;
         sweeps.usual.push(took);

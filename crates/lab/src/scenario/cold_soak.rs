@@ -13,8 +13,8 @@
 use std::time::Duration;
 
 use model::{Bytes, PagesPerMs};
-use overbook::worker::{FreedOrder, Report, VmReport};
 use sys::memory_of::{Counters, Overhead};
+use worker::{FreedOrder, Report, VmReport};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};

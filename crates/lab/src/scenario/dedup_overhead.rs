@@ -18,11 +18,11 @@
 use std::time::{Duration, Instant};
 
 use model::{Bytes, PagesPerMs, TrackingBudget};
-use overbook::worker::Report;
 use pages::dedup::BYTES_PER_PAGE;
 use sys::memory_map::PAGE_LEN;
 use sys::memory_of::{Counters, Overhead};
 use sys::pool_maps;
+use worker::Report;
 
 use super::dedup_vs_ksm::anonymous_mib;
 use super::{Context, Scenario};

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use model::{Bytes, FreePages, PagesPerMs, TrackingBudget};
-use overbook::worker::{FreedOrder, Report};
+use worker::{FreedOrder, Report};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};

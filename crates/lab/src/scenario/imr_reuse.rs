@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use overbook::worker::{FreedOrder, Mode, STEP, Settings, Tracked};
+use worker::{FreedOrder, Mode, STEP, Settings, Tracked};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};

@@ -3,13 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use overbook::worker::shim_of;
 use protocol::layout::{Counter, Layout, LayoutError, Shared};
 use protocol::{Answer, HELLO, MAX_PACKET, Refusal, Region, Request, VERSION, WireError};
 use rustix::io::Errno;
 use sys::process::Identity;
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
+use worker::shim_of;
 
 /// Timeout for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);

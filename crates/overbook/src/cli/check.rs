@@ -21,12 +21,13 @@ use super::{
     output::Output,
     table::{Column, table},
 };
+use tables::offline::trial as tables;
+
 use crate::{
     config_files,
     disks::trial::{Tried, TriedFile, try_files, try_repositories},
     drivers::discovery,
     http::wire::VmStatus,
-    offline::trial as tables,
     pool::trial::{self, Trial},
     preflight::{self, Remark},
 };

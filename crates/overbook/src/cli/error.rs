@@ -4,7 +4,9 @@ use std::{io, path::PathBuf, process::ExitCode};
 
 use pages::shards::ShardsError;
 
-use crate::{client::ClientError, offline::OfflineError, trace::TraceError};
+use tables::{offline::OfflineError, trace::TraceError};
+
+use crate::client::ClientError;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

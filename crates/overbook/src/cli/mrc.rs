@@ -28,10 +28,8 @@ use super::{
     output::Output,
     table::{Column, table},
 };
-use crate::{
-    curve_chart::{Curve, CurveChart},
-    trace::{Format, Trace},
-};
+use crate::curve_chart::{Curve, CurveChart};
+use tables::trace::{Format, Trace};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

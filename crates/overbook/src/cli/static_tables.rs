@@ -21,10 +21,8 @@ use super::{
     output::Output,
     table::{Column, table},
 };
-use crate::{
-    matrix_chart::MatrixChart,
-    offline::{self, OfflineError, Request, Work},
-};
+use crate::matrix_chart::MatrixChart;
+use tables::offline::{self, OfflineError, Request, Work};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Question {

@@ -3,7 +3,6 @@
 use clap::Args;
 
 use super::{error::CliError, output::Output};
-use crate::worker;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -12,6 +11,6 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
-    worker::run(&arguments.group).map_err(|error| CliError::Said(error.to_string()))?;
+    ::worker::run(&arguments.group).map_err(|error| CliError::Said(error.to_string()))?;
     Ok(Output::nothing())
 }

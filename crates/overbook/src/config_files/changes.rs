@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use model::{Mode, Spec};
+use model::Spec;
 
 /// The tables that differ, and how; "nothing has changed" if none does.
 pub(super) fn between(old: &Spec, new: &Spec) -> String {

@@ -69,8 +69,7 @@ impl Disks {
 fn order(spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
     let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
     // The host need not hold the swapped pages of a VM at its `max` (Overdriver, footnote 5).
-    let is_at_max =
-        |vm: &VmName| plan.vms.get(vm).is_some_and(|decision| decision.is_at_max);
+    let is_at_max = |vm: &VmName| plan.vms.get(vm).is_some_and(|decision| decision.is_at_max);
     let at_max = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_at_max(vm));
     Order { cache: Some(quota), at_max: Some(at_max.cloned().collect()) }
 }
@@ -107,7 +106,10 @@ mod tests {
         let quota = Quota { amount: Bytes::mib(7), reason: model::Reason::NothingSpare };
         let plan = Plan {
             caches: BTreeMap::from([("web".into(), quota)]),
-            vms: BTreeMap::from([(vm.clone(), Decision { is_at_max: true, ..Decision::default() })]),
+            vms: BTreeMap::from([(
+                vm.clone(),
+                Decision { is_at_max: true, ..Decision::default() },
+            )]),
             ..Plan::default()
         };
         disks.show(&spec, &mut view);

@@ -27,10 +27,10 @@ use sys::features::{self, Feature, Finding};
 use sys::process::Identity;
 
 use crate::drivers::identity::process_of;
-use crate::worker::{FreedOrder, Order, VmReport};
 use keeper::Keeper;
 use shared::Shared;
 use shims::Shims;
+use worker::{FreedOrder, Order, VmReport};
 
 /// A reading older than this is not shown: the worker is stuck or restarting.
 const FRESH: model::Millis = model::Millis::secs(10);

@@ -23,7 +23,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::cgroup::Seat;
 use crate::daemon::log;
 use crate::helper;
-use crate::worker::{Order, Orders, Report, VmReport};
+use worker::{Order, Orders, Report, VmReport};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use sys::process::Identity;
 
-use crate::worker::shim_of;
+use worker::shim_of;
 
 /// Ticks between two checks.
 const LOOK_EVERY: u8 = 3;

@@ -1,6 +1,6 @@
 //! One tenant's memory: its ledger and its VMs.
 
-use model::{GroupName, Loan, Policy};
+use model::{GroupName, Loan};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -100,4 +100,3 @@ impl GroupStatus {
         }
     }
 }
-

@@ -1,6 +1,6 @@
 //! The host on one page: its memory, Overbook's mode, and troubles.
 
-use model::{Link, Mode, Reason};
+use model::{Link, Reason};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -121,7 +121,7 @@ pub(super) fn count_out(places: &[Place]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::granules::PAGE;
+    use crate::granules::PAGE;
 
     #[test]
     fn a_block_that_comes_back_is_left_alone_for_longer_each_time() {

@@ -10,8 +10,8 @@
 use model::Bytes;
 use sys::outside::Piece;
 
-use crate::worker::granules::PAGE;
-use crate::worker::pager::BLOCK;
+use crate::granules::PAGE;
+use crate::pager::BLOCK;
 
 /// Pages of a block.
 const BLOCK_PAGES: u32 = 512;

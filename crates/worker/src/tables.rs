@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use pages::dedup::Known;
 use pages::offline::{MOST_PAGES, RECORD_LEN, Sampling};
 
-use crate::offline;
+use tables::offline;
 
 /// How often the files are checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use protocol::{
 use sys::seqpacket::{Connection, Listener};
 use sys::shared_memory::SharedMemory;
 
-use crate::worker::clock::now_us;
+use crate::clock::now_us;
 
 /// Only one fake at a time, because its address is that of this process.
 static TURN: Mutex<()> = Mutex::new(());

@@ -29,7 +29,7 @@ pub fn shim_of(process: Identity) -> io::Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::fake_shim::FakeShim;
+    use crate::fake_shim::FakeShim;
 
     #[test]
     fn a_shim_is_found_by_its_thread_and_not_by_addresses_that_others_have_bound() {

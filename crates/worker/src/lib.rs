@@ -22,7 +22,7 @@
 //! that is paged out. `process` drives many of them by orders; experiments drive one directly:
 //!
 //! ```no_run
-//! use overbook::worker::{Mode, STEP, Settings, Tracked};
+//! use worker::{Mode, STEP, Settings, Tracked};
 //! use sys::process::Identity;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let qemu = Identity::of(4711).ok_or("it has ended")?;

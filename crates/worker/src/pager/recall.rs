@@ -13,7 +13,7 @@ use sys::process::Identity;
 use sys::userfaultfd::Range;
 
 use super::blocks::{BLOCK, block_range};
-use crate::worker::granules::PAGE;
+use crate::granules::PAGE;
 
 /// The most that one step reads back, …
 pub(super) const BATCH: Bytes = Bytes::mib(256);
