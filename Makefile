@@ -39,6 +39,7 @@ guest: ## The workload program that runs inside lab guests
 lint: $(PROTOC) ## Format and lints; warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	PROTOC=/none $(CARGO) clippy --locked -p overbook --no-default-features -- -D warnings
 
 unit: loom $(PROTOC) ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab

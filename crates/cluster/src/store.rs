@@ -10,7 +10,9 @@
 //! [`StoreError::Unreachable`] the caller reads again.
 
 pub mod embedded;
+#[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(feature = "etcd")]
 mod share;
 
 use std::collections::BTreeMap;

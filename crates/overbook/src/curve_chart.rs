@@ -3,9 +3,9 @@
 //! A curve is a falling polyline: with `x` memory, `y` of the references miss. Both pictures
 //! begin at a miss ratio of 1 with no memory and end at the last point.
 
-use plotters::prelude::*;
+#[cfg(feature = "plots")]
+mod svg;
 
-const SVG_SIZE: (u32, u32) = (880, 420);
 const ROWS: u16 = 16;
 const COLUMNS: u16 = 64;
 /// The eighths of a character cell, from below.
@@ -39,12 +39,6 @@ pub struct Curve {
 #[derive(Debug, thiserror::Error)]
 #[error("a plot cannot be drawn: {0}")]
 pub struct ChartError(String);
-
-impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for ChartError {
-    fn from(error: DrawingAreaErrorKind<E>) -> Self {
-        Self(error.to_string())
-    }
-}
 
 impl Curve {
     /// The miss ratio with `x` memory.
@@ -103,58 +97,12 @@ impl CurveChart {
     /// All curves, as an SVG element.
     ///
     /// # Errors
-    /// When the library refuses to draw it.
+    /// When the library refuses to draw it, or this program was built without plots.
     pub fn svg(&self) -> Result<String, ChartError> {
-        let mut text = String::new();
-        {
-            let area = SVGBackend::with_string(&mut text, SVG_SIZE).into_drawing_area();
-            area.fill(&WHITE)?;
-            self.draw(&area)?;
-            area.present()?;
-        }
-        Ok(text)
-    }
-
-    fn draw(
-        &self,
-        area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
-    ) -> Result<(), ChartError> {
-        let end = self.end();
-        let mut context = ChartBuilder::on(area)
-            .caption(&self.title, ("sans-serif", 18))
-            .margin(8)
-            .x_label_area_size(40)
-            .y_label_area_size(56)
-            .build_cartesian_2d(0.0..end, 0.0..1.0)?;
-        let x_text = |x: &f64| (self.x_text)(*x);
-        context
-            .configure_mesh()
-            .x_desc(self.x_axis)
-            .y_desc("miss ratio")
-            .x_label_formatter(&x_text)
-            .light_line_style(WHITE)
-            .draw()?;
-        for (number, curve) in self.curves.iter().enumerate() {
-            let color = Palette99::pick(number).to_rgba();
-            context
-                .draw_series(LineSeries::new(corners(curve, end), color.stroke_width(2)))?
-                .label(&curve.name)
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2))
-                });
-        }
-        let heights = (0..).map(|line| 0.97 - 0.06 * f64::from(line));
-        for ((x, what), height) in self.marks.iter().zip(heights) {
-            context.draw_series(LineSeries::new([(*x, 0.0), (*x, 1.0)], BLACK.mix(0.5)))?;
-            let words = format!("{what}: {}", (self.x_text)(*x));
-            context.draw_series([Text::new(words, (*x, height), ("sans-serif", 14))])?;
-        }
-        context
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()?;
-        Ok(())
+        #[cfg(feature = "plots")]
+        return svg::draw(self);
+        #[cfg(not(feature = "plots"))]
+        Err(ChartError("this program was built without plots".to_owned()))
     }
 }
 
@@ -162,17 +110,6 @@ impl CurveChart {
 fn eighths(ratio: f64) -> u16 {
     let whole = (0..=ROWS * 8).rev().find(|n| f64::from(*n) <= ratio * f64::from(ROWS * 8) + 0.5);
     whole.unwrap_or(0)
-}
-
-/// A curve's corners, from no memory to the end of the picture.
-fn corners(curve: &Curve, end: f64) -> Vec<(f64, f64)> {
-    let mut corners = curve.points.clone();
-    if corners.first().is_none_or(|first| first.0 > 0.0) {
-        corners.insert(0, (0.0, 1.0));
-    }
-    let last = corners.last().map_or(1.0, |last| last.1);
-    corners.push((end, last));
-    corners
 }
 
 #[cfg(test)]

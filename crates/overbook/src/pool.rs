@@ -13,6 +13,8 @@
 
 pub(crate) mod apart;
 pub mod controller;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod launch;
 mod manager;
 pub mod member;
@@ -20,10 +22,9 @@ pub mod moves;
 mod report;
 pub mod trial;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use cluster::store::etcd::{Certificate, Etcd, Identity, TlsOptions};
 use cluster::store::{Store, StoreError};
 use model::spec::PoolSpec;
 
@@ -46,18 +47,13 @@ pub enum PoolError {
 /// The store of this pool. It connects at the first request.
 ///
 /// # Errors
-/// An address or a certificate is invalid.
+/// An address or a certificate is invalid, or this program was built without etcd.
 pub async fn store(spec: &PoolSpec) -> Result<Arc<dyn Store>, PoolError> {
-    let tls = spec.tls.as_deref().map(tls).transpose()?;
-    Ok(Arc::new(Etcd::connect(&spec.etcd, tls, &spec.name).await?))
-}
-
-fn tls(directory: &Path) -> Result<TlsOptions, PoolError> {
-    let read = |name: &str| {
-        let path = directory.join(name);
-        std::fs::read(&path).map_err(|error| PoolError::File { path, error })
-    };
-    let ca = Certificate::from_pem(read("ca-cert.pem")?);
-    let own = Identity::from_pem(read("client-cert.pem")?, read("client-key.pem")?);
-    Ok(TlsOptions::new().ca_certificate(ca).identity(own))
+    #[cfg(feature = "etcd")]
+    return etcd::store(spec).await;
+    #[cfg(not(feature = "etcd"))]
+    {
+        let why = format!("this program was built without etcd, and pool {} needs it", spec.name);
+        Err(StoreError::Refused(why).into())
+    }
 }
