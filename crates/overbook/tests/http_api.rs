@@ -83,6 +83,11 @@ fn a_group_shows_its_ledger_and_its_vms() {
 fn a_vm_shows_both_views_and_its_decision() {
     let server = Server::start();
     assert_eq!(json(&server, "/v1/vms").as_array().unwrap().len(), 3);
+    let page = json(&server, "/v1/status");
+    for part in ["groups", "vms"] {
+        assert_eq!(page[part], json(&server, &format!("/v1/{part}")), "{part}");
+    }
+    assert_eq!(page["host"]["vms"], 3);
     let vm = json(&server, "/v1/vms/web-1");
     assert_eq!(vm["used_bytes"], 180_u64 << 20);
     assert_eq!(vm["guest_available_bytes"], 12_u64 << 20);

@@ -1,25 +1,10 @@
 //! `overbook status`: the host, its groups and its VMs on one page.
 
-use serde::Serialize;
-
 use super::{context::Context, error::CliError, group, output::Output, table::size, vm};
-use crate::http::wire::{GroupStatus, HostStatus, VmStatus};
-
-/// The page as JSON.
-#[derive(Serialize)]
-struct Page {
-    host: HostStatus,
-    groups: Vec<GroupStatus>,
-    vms: Vec<VmStatus>,
-}
+use crate::http::wire::{HostStatus, StatusPage};
 
 pub(super) fn run(context: &Context, json: bool) -> Result<Output, CliError> {
-    let client = context.client()?;
-    let page = Page {
-        host: client.get("/v1/host")?,
-        groups: client.get("/v1/groups")?,
-        vms: client.get("/v1/vms")?,
-    };
+    let page: StatusPage = context.client()?.get("/v1/status")?;
     if json {
         return Output::json(&page);
     }

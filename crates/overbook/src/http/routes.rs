@@ -24,7 +24,7 @@ use super::{
     problem::Problem,
     wire::{
         CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
-        MissRatioCurve, PlanStatus, VmStatus,
+        MissRatioCurve, PlanStatus, StatusPage, VmStatus,
     },
 };
 use crate::{explain, log};
@@ -47,6 +47,7 @@ struct Head;
 fn paths() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(Head::openapi())
         .routes(routes!(host))
+        .routes(routes!(status))
         .routes(routes!(groups))
         .routes(routes!(group))
         .routes(routes!(vms))
@@ -114,6 +115,12 @@ fn known_vm(shown: &Shown, path: Name) -> Result<VmName, Problem> {
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, body = HostStatus)))]
 async fn host(State(api): State<Api>) -> Json<HostStatus> {
     Json(HostStatus::of(&api.shown()))
+}
+
+/// The host, its groups and its VMs, all of one tick.
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = StatusPage)))]
+async fn status(State(api): State<Api>) -> Json<StatusPage> {
+    Json(StatusPage::of(&api.shown()))
 }
 
 /// Every group.

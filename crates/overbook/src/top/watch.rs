@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     client::{Client, ClientError, path_of},
-    http::wire::{Explanation, GroupStatus, HostStatus, VmStatus},
+    http::wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus},
 };
 
 /// Pause between two questions.
@@ -105,10 +105,6 @@ fn attend(client: &Client, tell: &Sender<News>, wished: &Receiver<Wish>) {
 fn ask(client: &Client, selected: Option<&str>) -> Result<Page, ClientError> {
     // The selected VM may have just gone; the rest of the page is still shown.
     let explain = |vm| client.get(&path_of("explain", vm)).ok();
-    Ok(Page {
-        host: client.get("/v1/host")?,
-        groups: client.get("/v1/groups")?,
-        vms: client.get("/v1/vms")?,
-        explanation: selected.and_then(explain),
-    })
+    let StatusPage { host, groups, vms } = client.get("/v1/status")?;
+    Ok(Page { host, groups, vms, explanation: selected.and_then(explain) })
 }
