@@ -15,6 +15,7 @@
 //! page must contain.
 
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,10 +69,13 @@ pub(crate) fn host_of(address: &str) -> &str {
 struct Place {
     repository: u16,
     /// Number of the lease there.
-    lease: u32,
+    lease: NonZeroU32,
     /// Page within the lease.
     page: u32,
 }
+
+/// There is one for each page.
+const _: () = assert!(size_of::<Option<Place>>() == 12);
 
 impl Place {
     fn slab(self) -> usize {
@@ -101,7 +105,7 @@ struct Repository {
 
 /// Memory leased from a repository.
 struct Lease {
-    number: u32,
+    number: NonZeroU32,
     client: Client,
     /// Number of its pages.
     pages: u32,
@@ -130,7 +134,7 @@ impl Remote {
     pub fn new(size: u64, addresses: Vec<Address>) -> Self {
         let slabs = size.div_ceil(SLAB as u64);
         let repository = |address| {
-            let (lease, leases) = (Mutex::new(None), AtomicU32::new(0));
+            let (lease, leases) = (Mutex::new(None), AtomicU32::new(1));
             Arc::new(Repository { address, slabs, lease, leases })
         };
         let repositories: Vec<_> = addresses.into_iter().map(repository).collect();
@@ -416,7 +420,8 @@ impl Repository {
         let wanted = self.slabs.saturating_mul(SLAB as u64);
         let pages = client.session().export.size.min(wanted) / PAGE as u64;
         *self.lease() = Some(Lease {
-            number: self.leases.fetch_add(1, Ordering::Relaxed),
+            number: NonZeroU32::new(self.leases.fetch_add(1, Ordering::Relaxed))
+                .unwrap_or(NonZeroU32::MAX),
             client,
             pages: u32::try_from(pages).unwrap_or(u32::MAX),
             fresh: 0,

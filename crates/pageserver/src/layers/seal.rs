@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
+use ring::aead::{AES_128_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::layer::{self, Answer, Layer, Read, Zeros};
@@ -25,6 +25,8 @@ use crate::nbd::wire;
 pub const PAGE: usize = 4096;
 /// Pages that share a lock.
 const SHARD: usize = 4096;
+/// Length of a page's tag.
+const TAG_LEN: usize = MAX_TAG_LEN;
 
 /// Seals pages with a key of its own.
 pub struct Sealer {
@@ -82,10 +84,9 @@ fn nonce(write: u64) -> Nonce {
 }
 
 /// Content of a page.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 enum Content {
     /// It was never written, or a write to it is not done yet.
-    #[default]
     Unknown,
     /// It is zeros; the layer below is not asked.
     Zeros,
@@ -93,12 +94,46 @@ enum Content {
     Sealed(Mark),
 }
 
-/// State of a page.
+/// State of a page, packed: there is one for each page.
 #[derive(Clone, Copy, Default)]
 struct Known {
-    /// Number of the write that began last.
+    /// Number of the write that began last, with [`ZEROS`] or [`SEALED`].
     begun: u64,
-    content: Content,
+    /// The tag of that write, if the page is sealed.
+    tag: [u8; TAG_LEN],
+}
+
+/// The page is zeros.
+const ZEROS: u64 = 1 << 62;
+/// The page is in the layer below.
+const SEALED: u64 = 1 << 63;
+const _: () = assert!(size_of::<Known>() == 24);
+
+impl Known {
+    fn unknown(write: u64) -> Self {
+        Self { begun: write, tag: Default::default() }
+    }
+
+    fn zeros(write: u64) -> Self {
+        Self { begun: write | ZEROS, tag: Default::default() }
+    }
+
+    fn begun(&self) -> u64 {
+        self.begun & !(ZEROS | SEALED)
+    }
+
+    /// The write of this mark has ended; it is the one that began last.
+    fn seal(&mut self, mark: &Mark) {
+        self.begun = mark.write | SEALED;
+        self.tag.copy_from_slice(mark.tag.as_ref());
+    }
+
+    fn content(&self) -> Content {
+        if self.begun & SEALED != 0 {
+            return Content::Sealed(Mark { write: self.begun(), tag: self.tag.into() });
+        }
+        if self.begun & ZEROS != 0 { Content::Zeros } else { Content::Unknown }
+    }
 }
 
 /// State of [`SHARD`] pages.
@@ -138,7 +173,7 @@ impl Shard {
         }
         for page in &mut self.each[pages] {
             // Another write to the same page may have begun later and got here first.
-            if known.begun >= page.begun {
+            if known.begun() >= page.begun() {
                 *page = known;
             }
         }
@@ -146,7 +181,7 @@ impl Shard {
 
     /// Begins a write to all pages.
     fn begin_all(&mut self, known: Known) {
-        let is_latest = |page: &Known| known.begun >= page.begun;
+        let is_latest = |page: &Known| known.begun() >= page.begun();
         if is_latest(&self.all) && self.each.iter().all(is_latest) {
             *self = Self { each: Box::default(), all: known };
         } else {
@@ -188,21 +223,21 @@ impl Seal {
 
     fn content(&self, place: u64) -> Content {
         let (shard, place) = self.shard(place);
-        shard.page(place).content
+        shard.page(place).content()
     }
 
     /// Begins a write of this number; the content of the page is unknown until it is done.
     fn begin(&self, place: u64, write: u64) {
         let (mut shard, place) = self.shard(place);
-        shard.begin(place..place + 1, Known { begun: write, content: Content::Unknown });
+        shard.begin(place..place + 1, Known::unknown(write));
     }
 
     /// Ends the write of this mark: its page is in the layer below, unless another write began
     /// since.
     fn done(&self, place: u64, mark: Mark) {
         let (mut shard, place) = self.shard(place);
-        if let Some(known) = shard.each.get_mut(place).filter(|known| known.begun == mark.write) {
-            known.content = Content::Sealed(mark);
+        if let Some(known) = shard.each.get_mut(place).filter(|known| known.begun() == mark.write) {
+            known.seal(&mark);
         }
     }
 
@@ -211,11 +246,11 @@ impl Seal {
         let is_last = places.end == self.size() / PAGE as u64;
         let (mut shard, first) = self.shard(places.start);
         let end = if is_last { SHARD } else { first + places.count() };
-        if zeros == Zeros::Trim && shard.each.is_empty() && shard.all.content.is_unknown() {
+        if zeros == Zeros::Trim && shard.each.is_empty() && shard.all.content().is_unknown() {
             // No page was ever written there: a disk may be trimmed as a whole before it is used.
             return;
         }
-        let known = Known { begun: write, content: Content::Zeros };
+        let known = Known::zeros(write);
         if (first, end) == (0, SHARD) {
             shard.begin_all(known);
         } else {
