@@ -17,7 +17,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, runtime, time};
 
-use crate::http::wire::{Done, Failure};
+use crate::wire::{Done, Failure};
 
 /// Timeout of a read.
 const READ_LIMIT: Duration = Duration::from_secs(5);

@@ -50,8 +50,8 @@ use crate::{
     lock::{Holder, StateLock},
     pause_file::PauseFile,
     pool::apart::Apart,
-    pool::member::{Member, MemberState},
-    published::{Latest, Published, TickTimes},
+    pool::member::Member,
+    published::{Latest, MemberState, Published, TickTimes},
     release,
 };
 use disks::Disks;

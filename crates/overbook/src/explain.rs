@@ -15,19 +15,13 @@ use model::{
 };
 
 use crate::{
-    http::wire::{self, ColdStatus, LastChange, LoanStatus, MemoryLimitStatus, ScanStatus},
     published::Published,
+    shown::{LastChange, change_words},
+    wire::{self, ColdStatus, LoanStatus, MemoryLimitStatus, ScanStatus},
 };
 
 /// A reading older than this is shown with its age.
 const OLD: Millis = Millis::secs(5);
-
-/// A change of a target and its reason, in the words used everywhere.
-#[must_use]
-pub fn change_words(is_take: bool, target: Bytes, reason: &str) -> String {
-    let direction = if is_take { "lowered" } else { "raised" };
-    format!("target {direction} to {target}: {reason}")
-}
 
 /// Explains `vm`. `last` is the last change that was carried out before this tick.
 #[must_use]

@@ -3,7 +3,7 @@
 //! **Idea.** Ticks come on a watch channel. One task follows them ([`follow`]), and every request
 //! reads the latest tick from it. Everything else is a question to the daemon ([`asks`]). So the
 //! API runs in a process of its own without rights ([`api`](crate::api)). The paths are in
-//! [`routes`], the objects in [`wire`]; OpenAPI is derived from both, so the description always
+//! [`routes`], the objects in [`wire`](crate::wire); OpenAPI is derived from both, so the description always
 //! matches.
 //!
 //! **Invariants.** No listener on TCP without a token. Every resource that a client can hold is
@@ -25,7 +25,6 @@ mod problem;
 mod prompt;
 mod routes;
 mod token;
-pub mod wire;
 
 use std::{future::Future, io, sync::Arc};
 
@@ -33,12 +32,11 @@ use tokio::sync::{broadcast, watch};
 
 pub use asks::{Answer, Ask, Asks, MAX_ROWS, Outcome, Question, Span};
 pub use events::{BUFFER, Event, EventKind};
-pub use follow::Shown;
 pub use listen::{Doors, ListenError, Listeners};
 pub use routes::openapi;
 pub use token::{Token, TokenError};
 
-use crate::published::Latest;
+use crate::{published::Latest, shown::Shown};
 
 /// The API's inputs from the daemon.
 pub struct Inside {

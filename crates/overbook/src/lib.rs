@@ -19,6 +19,7 @@ mod loan_news;
 pub mod lock;
 mod log;
 mod matrix_chart;
+pub mod moves;
 mod pause_file;
 pub mod pki;
 pub mod pool;
@@ -26,8 +27,10 @@ mod preflight;
 pub mod published;
 pub mod release;
 pub mod repository;
+pub mod shown;
 mod swap_meter;
 pub mod top;
+pub mod wire;
 
 #[cfg(test)]
 extern crate self as overbook;

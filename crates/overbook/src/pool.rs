@@ -18,7 +18,6 @@ mod etcd;
 mod launch;
 mod manager;
 pub mod member;
-pub mod moves;
 mod report;
 pub mod trial;
 

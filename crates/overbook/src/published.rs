@@ -11,7 +11,7 @@ use policy::Memory;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::pool::member::MemberState;
+use crate::moves::Moves;
 
 /// One tick.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,6 +40,19 @@ pub struct Published {
     pub pool: Option<MemberState>,
     /// Time that this tick and those before it took.
     pub ticks: TickTimes,
+}
+
+/// The state of a host in its pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberState {
+    /// The host's name in the pool.
+    pub host: String,
+    /// Whether the host holds its lease, so that other hosts know that it is alive.
+    pub is_seated: bool,
+    /// Why it does not, or another error of the store.
+    pub trouble: Option<String>,
+    /// VMs that are moving to or from this host, and the news about them.
+    pub moves: Moves,
 }
 
 /// Time that the ticks took, added up since the daemon started.

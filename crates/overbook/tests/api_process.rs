@@ -14,7 +14,7 @@ use std::{
 };
 
 use daemon_fixture::Daemon;
-use overbook::http::wire::HostStatus;
+use overbook::wire::HostStatus;
 use sys::process::{Identity, Signal, children_of};
 
 fn start() -> Daemon {

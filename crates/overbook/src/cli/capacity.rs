@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{context::Context, error::CliError, output::Output};
-use crate::http::wire::CapacityStatus;
+use crate::wire::CapacityStatus;
 
 /// Arguments of `overbook capacity`.
 #[derive(Debug, Args)]

@@ -27,9 +27,9 @@ use crate::{
     config_files,
     disks::trial::{Tried, TriedFile, try_files, try_repositories},
     drivers::discovery,
-    http::wire::VmStatus,
     pool::trial::{self, Trial},
     preflight::{self, Remark},
+    wire::VmStatus,
 };
 
 /// Arguments of `overbook check`.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     client::path_of,
-    http::wire::{CacheSize, CacheStatus, GroupDedup, GroupFreePages, GroupStatus, WorkerStatus},
+    wire::{CacheSize, CacheStatus, GroupDedup, GroupFreePages, GroupStatus, WorkerStatus},
 };
 
 const COLUMNS: [Column; 9] = [

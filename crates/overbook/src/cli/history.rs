@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     client::path_of,
-    http::wire::{HistoryRow, LoanRow},
+    wire::{HistoryRow, LoanRow},
 };
 
 #[derive(Debug, Args)]

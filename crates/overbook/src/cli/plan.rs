@@ -19,7 +19,7 @@ use super::{
     output::Output,
     table::{Column, size, table},
 };
-use crate::{explain::change_words, http::wire::PlanStatus, http::wire::PlannedVm};
+use crate::{shown::change_words, wire::PlanStatus, wire::PlannedVm};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

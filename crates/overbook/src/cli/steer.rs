@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::{context::Context, error::CliError, output::Output};
 use crate::{
     client::ClientError,
-    http::wire::Done,
     lock::{self, Holder, LockError},
     release::{self, ReleaseError, eviction::evict},
+    wire::Done,
 };
 
 pub(super) fn pause(context: &Context, json: bool) -> Result<Output, CliError> {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     client::path_of,
     curve_chart::{Curve, CurveChart},
-    http::wire::{
+    wire::{
         ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, OverloadStatus,
         TrackingStatus, VmStatus,
     },

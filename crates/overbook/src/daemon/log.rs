@@ -11,9 +11,7 @@ use model::plan::Change;
 use model::{Action, Bytes, HostView, Link, Mode, Plan, Reason, VmName};
 
 pub(super) use crate::log::{info, warn};
-use crate::{
-    drivers::is_first_contact, http::wire::LoanStatus, loan_news::LoanNews, pool::moves::Moves,
-};
+use crate::{drivers::is_first_contact, loan_news::LoanNews, moves::Moves, wire::LoanStatus};
 
 /// State as of the last log lines, so that only news is logged.
 #[derive(Debug, Default)]

@@ -25,6 +25,7 @@ pub(crate) mod identity;
 pub mod ksm;
 mod memory;
 pub mod migration;
+pub mod move_turn;
 pub mod own;
 mod process_vm;
 pub mod qmp;

@@ -13,7 +13,7 @@ use model::{Bytes, Link, Migration, Millis, Reading, Time, VmName, VmView};
 use sys::clock::boot_now;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::hands::MoveTurn;
+use super::move_turn::MoveTurn;
 use super::undo::RestoreError;
 
 /// How long a VM is still shown after its QEMU has ended.

@@ -23,8 +23,8 @@ use super::{
     *,
 };
 use crate::{
-    pool::member::MemberState,
-    pool::moves::{Moves, Progress},
+    moves::{Moves, Progress},
+    published::MemberState,
     published::{Published, TickTimes},
     test_process::{on_small_disk, start},
 };

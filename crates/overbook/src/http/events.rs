@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{self, error::RecvError};
 use utoipa::ToSchema;
 
-use crate::{explain, published::Published};
+use crate::{published::Published, shown};
 
 /// Events kept for slow readers.
 pub const BUFFER: usize = 256;
@@ -162,7 +162,7 @@ fn decision_events(
         let kind = if carried_out { EventKind::Change } else { EventKind::Recommendation };
         let Action::Resize { target, .. } = &change.action;
         let reason = change.reason.to_string();
-        found.push((kind, explain::change_words(change.is_take, *target, &reason)));
+        found.push((kind, shown::change_words(change.is_take, *target, &reason)));
     }
     let old_refusals = before.map(|decision| decision.refusals.as_slice()).unwrap_or_default();
     let is_new = |reason: &&Reason| {

@@ -13,7 +13,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::follow::Shown;
+use crate::shown::Shown;
 
 /// All metrics as text.
 pub(super) fn encode(shown: &Arc<Shown>) -> String {
@@ -480,11 +480,8 @@ mod tests {
     use super::*;
     use crate::{
         fixture,
-        pool::{
-            member::MemberState,
-            moves::{Moves, Progress},
-        },
-        published::Published,
+        moves::{Moves, Progress},
+        published::{MemberState, Published},
     };
 
     fn page(mut tick: Published) -> String {

@@ -6,7 +6,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{places::Crowded, wire::Failure};
+use super::places::Crowded;
+use crate::wire::Failure;
 
 /// Number of names listed when a name is unknown.
 const SUGGESTIONS: usize = 8;

@@ -16,18 +16,21 @@ use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    Api, Shown,
+    Api,
     asks::{self, MAX_ROWS, Question, Span},
     events::{self, Event},
     metrics,
     places::Place,
     problem::Problem,
+};
+use crate::{
+    explain, log,
+    shown::Shown,
     wire::{
         CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
         MissRatioCurve, PlanStatus, StatusPage, VmStatus,
     },
 };
-use crate::{explain, log};
 
 /// A daemon whose last tick is older than this is unhealthy.
 const TICK_LIMIT: Millis = Millis::secs(5);

@@ -16,18 +16,19 @@ use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec, Spec};
 use model::{HostName, Severity, Time, VmName, VmView};
 use policy::handover::{self, SourceQemu, SourceStep, TargetQemu, TargetStep};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::launch::Launch;
-use super::moves::{Moves, Teller};
 use super::{manager, report};
-use crate::drivers::hands::{Hands, Known, Terms};
+use crate::drivers::hands::Hands;
 use crate::drivers::migration::{Limits, Secured, Turn, source_turn_without, target_turn_without};
+use crate::drivers::move_turn::{Known, Terms};
+use crate::moves::Teller;
 use crate::pki::Purpose;
-use crate::published::{Latest, Published};
+use crate::published::{Latest, MemberState, Published};
 
 /// Interval at which the lease is renewed.
 const STAY: Duration = Duration::from_secs(3);
@@ -40,19 +41,6 @@ const ALONE: Duration = Duration::from_secs(5);
 /// Maximum time until a QEMU is found, after the start of the QEMU or of the daemon.
 const FOUND: Duration = Duration::from_secs(30);
 const SEAT_FILE: &str = "pool-seat.json";
-
-/// The state of a host in its pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberState {
-    /// The host's name in the pool.
-    pub host: String,
-    /// Whether the host holds its lease, so that other hosts know that it is alive.
-    pub is_seated: bool,
-    /// Why it does not, or another error of the store.
-    pub trouble: Option<String>,
-    /// VMs that are moving to or from this host, and the news about them.
-    pub moves: Moves,
-}
 
 /// A QEMU whose start was requested.
 enum Launched {

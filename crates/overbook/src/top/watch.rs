@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     client::{Client, ClientError, path_of},
-    http::wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus},
+    wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus},
 };
 
 /// Pause between two questions.

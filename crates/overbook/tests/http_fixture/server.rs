@@ -11,11 +11,9 @@ use std::{
 
 use model::{Bytes, GroupName, Loan, Reason, VmName, spec::ApiSpec};
 use overbook::{
-    http::{
-        self, Answer, Ask, Asks, Doors, Inside, Listeners, Outcome, Question, Span,
-        wire::{HistoryRow, LoanRow, LoanStatus},
-    },
+    http::{self, Answer, Ask, Asks, Doors, Inside, Listeners, Outcome, Question, Span},
     published::Published,
+    wire::{HistoryRow, LoanRow, LoanStatus},
 };
 use tokio::sync::{mpsc, oneshot, watch};
 

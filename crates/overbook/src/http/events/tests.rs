@@ -4,8 +4,8 @@ use model::{Bytes, Millis, Time};
 
 use super::*;
 use crate::fixture;
-use crate::pool::member::MemberState;
-use crate::pool::moves::{Moves, Progress};
+use crate::moves::{Moves, Progress};
+use crate::published::MemberState;
 
 fn kinds(before: &Published, now: &Published) -> Vec<(EventKind, Option<String>)> {
     let events = between(before, now, &mut 1);

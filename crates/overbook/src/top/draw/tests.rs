@@ -7,8 +7,9 @@ use ratatui::{Terminal, backend::TestBackend};
 use super::*;
 use crate::{
     fixture,
-    http::{Shown, wire::Explanation, wire::LastChange},
+    shown::{LastChange, Shown},
     top::{state::Request, watch::News},
+    wire::Explanation,
 };
 
 /// The fixture's page, as the daemon would send it; `web-1` swaps.

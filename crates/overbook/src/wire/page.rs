@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{GroupStatus, HostStatus, VmStatus};
-use crate::http::follow::Shown;
+use crate::shown::Shown;
 
 /// The host, its groups and its VMs, all of the same tick.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]

@@ -6,8 +6,8 @@ use utoipa::ToSchema;
 
 use super::{LastChange, raw};
 use crate::{
-    explain,
     history::{self, Entry},
+    shown,
 };
 
 /// One reading of a VM, or one decision about it, or a step of a move between hosts.
@@ -110,7 +110,7 @@ impl From<history::HistoryRow> for HistoryRow {
             Entry::Change { mode, is_take, target, words, .. } => Self {
                 target_bytes: Some(target.0),
                 mode: Some(mode.to_string()),
-                change: Some(explain::change_words(is_take, target, &words)),
+                change: Some(shown::change_words(is_take, target, &words)),
                 ..moment
             },
             Entry::Move { words } => Self { moved: Some(words), ..moment },

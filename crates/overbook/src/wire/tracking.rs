@@ -4,7 +4,7 @@ use model::{Reading, Tracking, VmName, WorkerReading, tracking, view::Mechanism}
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::follow::Shown;
+use crate::shown::Shown;
 
 /// Why a VM that can be tracked has no curve.
 const NOT_YET: &str = "it has not been measured for long enough yet";

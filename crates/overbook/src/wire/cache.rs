@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::http::follow::Shown;
+use crate::shown::Shown;
 
 /// A group's second-level cache. Totals count since the start of the process that serves its disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -4,7 +4,7 @@ use model::{DiskReading, Reading};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::http::follow::Shown;
+use crate::shown::Shown;
 
 /// A disk that a VM uses by NBD. Totals count since the start of the process that serves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::http::follow::Shown;
+use crate::shown::Shown;
 
 /// Memory that a VM has freed. Totals count since the group's worker began with this VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::http::follow::Shown;
+use crate::shown::Shown;
 
 /// A VM's part in its group's shared pages. Totals count since the group's worker began with this
 /// VM.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{CacheStatus, GroupDedup, GroupFreePages, LoanStatus, Words, WorkerStatus};
-use crate::http::follow::Shown;
+use crate::shown::Shown;
 
 /// A group and its ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -2,8 +2,8 @@
 //!
 //! These types are separate from the model's. The model may change with the policy, but scripts
 //! and dashboards rely on these fields. One function makes each object from the daemon's state
-//! ([`super::follow::Shown`]), and the CLI reads the same objects back. So the API, `--json` and
-//! the tables have one list of fields. OpenAPI is derived from them.
+//! ([`Shown`](crate::shown::Shown)), and the CLI reads the same objects back. So the API, `--json`
+//! and the tables have one list of fields. OpenAPI is derived from them.
 
 mod cache;
 mod capacity;
@@ -43,6 +43,8 @@ pub use plan::{PlanStatus, PlannedVm};
 pub use tracking::{CurvePoint, MissRatioCurve, TrackingStatus, WorkerStatus};
 pub use vm::{VmChange, VmStatus};
 
+pub use crate::shown::LastChange;
+
 /// A reason: the code for programs, the words for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Words {
@@ -64,15 +66,6 @@ impl Words {
     pub fn all(reasons: &[Reason]) -> Vec<Self> {
         reasons.iter().map(Self::of).collect()
     }
-}
-
-/// A change that was carried out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LastChange {
-    /// Time in milliseconds since the Unix epoch.
-    pub wall_ms: u64,
-    /// The change and its reason.
-    pub text: String,
 }
 
 /// Why a VM has the memory that it has, in words.

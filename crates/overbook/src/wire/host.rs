@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Words, raw};
-use crate::{http::follow::Shown, published::Published};
+use crate::{published::Published, shown::Shown};
 
 /// The host and the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -14,7 +14,7 @@ use super::{
     ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, LastChange, MemoryLimitStatus,
     OverloadStatus, TrackingStatus, Words, host::is_uncooperative, raw,
 };
-use crate::{explain, http::follow::Shown};
+use crate::shown::{self, Shown};
 
 /// Readings of a VM and the decision about it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -169,11 +169,7 @@ impl VmStatus {
             let refusal = self.refusals.first().map(|words| words.text.clone());
             return refusal.unwrap_or_default();
         };
-        explain::change_words(
-            change.is_take,
-            model::Bytes(change.target_bytes),
-            &change.reason.text,
-        )
+        shown::change_words(change.is_take, model::Bytes(change.target_bytes), &change.reason.text)
     }
 
     fn build(shown: &Shown, name: &VmName, view: &VmView) -> Self {
