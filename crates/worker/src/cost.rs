@@ -1,16 +1,15 @@
-//! What tracking takes from a VM: time by the clock, of one and the same window.
+//! The time that tracking takes from a VM, over a window of wall-clock time.
 //!
-//! A trapped access costs its vCPU the way to the shim's fault thread, the handling, and the way
-//! back. The shim counts the handling, trap by trap ([`Counters::trap_ns`]). For how long its fault
-//! thread waited for a CPU meanwhile the kernel counts ([`sys::threads`]). What is left of the way,
-//! the two switches of context, nobody sees trap by trap: it is taken to be what the quickest touch
-//! of the shim's own granule took beyond the quickest handling, which a machine that is busy cannot
-//! make longer. To that comes the CPU time of tracking itself, the worker's and that of the shim's
-//! control thread.
+//! A trapped access stops its vCPU for the switch to the shim's fault thread, the handling, and the
+//! switch back. The shim counts the handling of all traps ([`Counters::trap_ns`]). The kernel
+//! counts how long the fault thread waited for a CPU ([`sys::threads`]). No counter shows the two
+//! context switches. Their time is taken to be the quickest touch of the shim's own granule less
+//! the quickest handling, which load on the host does not lengthen. The cost also includes the CPU
+//! time of tracking itself: the worker's, and that of the shim's control thread.
 //!
-//! All of it is of the last [`WINDOW`], and divided by that very time. So a share of more than one
-//! stands only for more than one thread that was held. A worker that begins anew goes on with what
-//! the one before has said ([`Before`]).
+//! All times are sums over the last [`WINDOW`], divided by its length. So a share above one means
+//! that more than one thread was stopped. A restarted worker continues with the cost that its
+//! predecessor reported ([`Before`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,55 +18,55 @@ use model::tracking::TrackingCost;
 
 use super::link::Counters;
 
-/// The time that a cost is of.
+/// The time over which a cost is taken.
 pub(super) const WINDOW: Duration = Duration::from_secs(30);
-/// What an earlier connection took is known to no more than this.
+/// The length of the spans over which the cost of an earlier connection is spread.
 const BEFORE_US: u64 = 1_000_000;
-/// What happens in less time than this is counted as one.
+/// The shortest span: the counters are not evaluated more often.
 const SPAN_US: u64 = 50_000;
-/// What a switch there and back takes until the shim has measured it, in nanoseconds: between idle
-/// CPUs.
+/// The assumed time of a trap's two context switches until the shim has measured it, in
+/// nanoseconds: between idle CPUs.
 const UNMEASURED_NS: u64 = 50_000;
-/// It takes the system calls that it needs, whatever a shim says.
+/// The least that two switches take, for their system calls: a shim cannot report less.
 const CHEAPEST_NS: u64 = 2_000;
-/// So many measurements there have to be before a switch is believed to be longer than usual.
+/// The number of measurements from which on more than [`UNMEASURED_NS`] is believed.
 const FEW: u32 = 3;
 
-/// What tracking took.
+/// The time that tracking took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Taken {
     /// Accesses that trapped.
     pub(super) traps: u64,
-    /// For how long they held the guest's threads, in nanoseconds.
+    /// The time for which they stopped the guest's threads, in nanoseconds.
     pub(super) held_ns: u64,
-    /// CPU time beside that, in nanoseconds.
+    /// CPU time besides, in nanoseconds.
     pub(super) cpu_ns: u64,
 }
 
-/// A part of the window, until the next one begins, and what tracking took in it.
+/// A part of the window, up to the start of the next, and the time that tracking took in it.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     since_us: u64,
     taken: Taken,
 }
 
-/// What tracking took before, on another connection or by another worker.
+/// The cost of tracking on an earlier connection, or by an earlier worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Before {
     /// Share of one vCPU's time in a [`WINDOW`].
     pub(super) share: f64,
-    /// When that ended, in microseconds.
+    /// When that window ended, in microseconds.
     pub(super) until_us: u64,
 }
 
-/// Follows the counters.
+/// Computes the cost from the shim's counters.
 #[derive(Clone, Debug)]
 pub(super) struct CostMeter {
     first_traps: u64,
     held_ns: u64,
     last: Counters,
     last_us: u64,
-    /// The newest last.
+    /// The newest is last.
     spans: VecDeque<Span>,
     /// CPU time that is in no span yet.
     cpu_ns: u64,
@@ -78,7 +77,7 @@ pub(super) struct CostMeter {
 }
 
 impl CostMeter {
-    /// Begins at what the counters show now.
+    /// Starts from the present `counters`.
     pub(super) fn new(counters: Counters, now_us: u64, before: Option<Before>) -> Self {
         let mut meter = Self {
             first_traps: counters.traps,
@@ -94,14 +93,14 @@ impl CostMeter {
         meter
     }
 
-    /// So much CPU time went into tracking this VM here.
+    /// Adds `ns` of CPU time that this worker spent on tracking the VM.
     pub(super) fn spent(&mut self, ns: u64) {
         self.cpu_ns = self.cpu_ns.saturating_add(ns);
     }
 
-    /// Looks at the counters, and for how many nanoseconds the shim's fault thread has `waited` for
-    /// a CPU since it was last looked. Answers what tracking took since then; `None`: that was just
-    /// now.
+    /// Evaluates the counters, and the nanoseconds for which the shim's fault thread has `waited`
+    /// for a CPU since the last call. Returns the time that tracking took since then; `None`: the
+    /// last call was less than a span ago.
     pub(super) fn look(
         &mut self,
         counters: Counters,
@@ -114,13 +113,12 @@ impl CostMeter {
         }
         let traps = counters.traps.saturating_sub(self.last.traps);
         let handled_ns = counters.trap_ns.saturating_sub(self.last.trap_ns);
-        // Measured anew every few seconds; the same value twice is the same measurement.
+        // The shim measures every few seconds; an equal value is the same measurement.
         if counters.round_trip_ns != self.last.round_trip_ns {
             self.round_trips.take(counters.round_trip_ns);
         }
         self.handlers.take(handled_ns.checked_div(traps).unwrap_or(0));
-        // A thread that nobody waits for may wait as long as it likes, and none longer than time
-        // has passed.
+        // Without a trap, no vCPU waits for the thread. No wait is longer than the time passed.
         let waited_ns = waited();
         let waited_ns = if traps > 0 { waited_ns.min(passed_us.saturating_mul(1_000)) } else { 0 };
         let switches_ns = traps.saturating_mul(self.switch_ns());
@@ -135,14 +133,14 @@ impl CostMeter {
         self.spans.push_back(Span { since_us: self.last_us, taken });
         (self.last, self.last_us) = (counters, now_us);
         let begin_us = now_us.saturating_sub(us(WINDOW));
-        // The newest stays, however long nobody has looked.
+        // The newest span stays, also if it is longer than the window.
         while self.spans.len() > 1 && self.spans[0].since_us < begin_us {
             self.spans.pop_front();
         }
         Some(taken)
     }
 
-    /// What it has cost, as of the last look.
+    /// The cost as of the last [`Self::look`].
     #[expect(clippy::cast_precision_loss, reason = "rates need three digits")]
     pub(super) fn cost(&self) -> TrackingCost {
         let (taken, s) = (self.all(), self.window_us() as f64 / 1e6);
@@ -155,9 +153,9 @@ impl CostMeter {
         }
     }
 
-    /// For how long a trap holds its thread as a rule, in nanoseconds: the median over the spans of
-    /// the window in which there were any, so that a few that had to fill huge pages change little;
-    /// without any, what it is expected to.
+    /// The typical time for which a trap stops its thread, in nanoseconds: the median over the
+    /// spans of the window that had traps, so that a few traps that fill huge pages change little.
+    /// Without traps, the expected time.
     pub(super) fn trap_ns(&self) -> u64 {
         let of_span = |span: &Span| span.taken.held_ns.checked_div(span.taken.traps);
         let mut held_ns: Vec<u64> = self.spans.iter().filter_map(of_span).collect();
@@ -181,18 +179,18 @@ impl CostMeter {
         self.last_us.saturating_sub(since_us)
     }
 
-    /// The two switches of a trap.
+    /// The time of a trap's two context switches.
     fn switch_ns(&self) -> u64 {
         let Some(round_trip) = self.round_trips.ns else { return UNMEASURED_NS };
         let switches = round_trip.saturating_sub(self.handlers.ns.unwrap_or(0));
-        // The quickest of one or two may have been disturbed itself.
+        // Load may have lengthened each of one or two measurements.
         let most = if self.round_trips.made < FEW { UNMEASURED_NS } else { u64::MAX };
         switches.clamp(CHEAPEST_NS, most)
     }
 }
 
 impl Before {
-    /// As if it had been spread evenly.
+    /// The cost as spans, spread evenly over the window.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -212,7 +210,7 @@ impl Before {
     }
 }
 
-/// The quickest of all measurements that were made.
+/// The quickest of the measurements so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Quickest {
     ns: Option<u64>,
@@ -220,7 +218,7 @@ struct Quickest {
 }
 
 impl Quickest {
-    /// Takes in one; 0: it was not made.
+    /// Adds a measurement; 0: there was none.
     fn take(&mut self, ns: u64) {
         if ns > 0 {
             self.ns = Some(self.ns.map_or(ns, |quickest| quickest.min(ns)));
@@ -229,8 +227,8 @@ impl Quickest {
     }
 }
 
-/// What the shim's control thread took between two looks: never more than the time that has passed,
-/// whatever a shim says.
+/// The CPU time of the shim's control thread between two looks. The bound is the time that has
+/// passed: a shim may report any value.
 fn control_ns((before_ns, ns): (u64, u64), passed_us: u64) -> u64 {
     ns.saturating_sub(before_ns).min(passed_us.saturating_mul(1_000))
 }
@@ -254,7 +252,7 @@ mod tests {
         let mut meter = CostMeter::new(counters(1_000, 0, 30_000), 0, None);
         assert_eq!(meter.look(counters(1_100, 1, 30_000), 40_000, || 0), None, "that was just now");
         meter.spent(1_000_000);
-        // The handler took 20 µs of the 30, so that 10 go into the switches.
+        // The handler took 20 of the 30 µs, and the switches took the other 10.
         let counted = Counters { control_ns: 2_000_000, ..counters(1_400, 8_000_000, 30_000) };
         let taken = meter.look(counted, 2 * SECOND, || 3_000_000).unwrap();
         assert_eq!(taken, Taken { traps: 400, held_ns: 15_000_000, cpu_ns: 3_000_000 });

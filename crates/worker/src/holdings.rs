@@ -1,27 +1,28 @@
-//! What a VM holds of the host: what it occupies, and what of it the host has swapped out.
+//! The host memory of a VM: resident, and in the host's swap.
 //!
-//! No working set is larger than that and what it shares. An estimate can be: it stands for pieces
-//! of memory of which the guest has one page, it needs a while to see that a program has ended, and
-//! after a worker's start much of the guest is not known yet. So the kernel's counters are the
-//! bound, read as often as a reading is made (some tens of microseconds). QEMU's own memory, which
-//! they count as well and which hardly changes, the daemon measures now and then and passes on: to
-//! measure it can mean to wait for QEMU.
+//! No working set is larger than this and the VM's shared memory. An estimate can be: it counts
+//! whole granules of which the guest uses one page, it lags behind when a program ends, and after a
+//! worker's start much of the guest is still unknown. So the kernel's counters bound it. They are
+//! read for each reading, which takes some tens of microseconds. They include QEMU's own memory,
+//! which hardly changes. The daemon measures that now and then and passes it on, since measuring it
+//! may have to wait for QEMU.
 
 use model::Bytes;
 use sys::memory_of::Counters;
 use sys::process::Identity;
 
-/// What a VM holds.
+/// The host memory of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holdings {
-    /// In memory, and its own: what it shares with others cannot go out.
+    /// Resident, without shared pages, which cannot be paged out.
     pub(super) resident: Bytes,
     /// In the host's swap.
     pub(super) swapped: Bytes,
 }
 
 impl Holdings {
-    /// Of this QEMU process, when `own` of it is QEMU's; `None`: the process is gone.
+    /// Reads the counters of this QEMU process, of whose memory `own` is QEMU's; `None`: the
+    /// process is gone.
     pub(super) fn of(process: Identity, own: Bytes) -> Option<Self> {
         let Counters { anonymous, hugetlb, swapped, .. } =
             process.still(Counters::of(process.pid).ok()?).ok()?;

@@ -1,20 +1,20 @@
-//! The connection to one VM's shim: requests out, answers and traps in, nothing believed.
+//! The connection to one VM's shim: it sends requests, and checks all answers and traps.
 //!
-//! **Problem.** One worker serves all VMs of a group, and each shim lives inside a QEMU that may be
-//! stopped, stuck, of another release or hostile. None of them may hold up the others.
+//! **Problem.** One worker serves all VMs of a group, and each shim runs inside a QEMU that may be
+//! stopped, stuck, of another release or hostile. None of them may block the others.
 //!
-//! **Idea.** Nothing here waits. Each request has a number, under which one table keeps what was
-//! asked for; answers are looked for at every step, and one that does not come within [`PATIENCE`]
-//! ends the connection. What the shim shares is mapped for reading only, and each number in it is
-//! held against its bounds.
+//! **Idea.** No call blocks. Each request has a number, and one table keeps the requests in flight.
+//! Each step polls for answers. A request without an answer within [`PATIENCE`]
+//! ([`RELEASE_PATIENCE`] for a release) ends the connection. The shim's shared memory is mapped
+//! read-only, and each number in it is checked against its bounds.
 //!
-//! **Invariants.** An answer belongs to the request that it names, in whatever order answers come.
-//! One that names a request that is not in flight, or is of another kind, ends the connection. At
-//! most [`MOST_IN_FLIGHT`] are open: whoever asks keeps to a number of his own, and comes again in
-//! the next step where that is reached. A connection that failed once is not used again: dropping
-//! it is the sign for the shim to give everything back.
+//! **Invariants.** An answer belongs to the request that it names; answers may come in any order.
+//! An answer that names no request in flight, or is of another kind, ends the connection. At most
+//! [`MOST_IN_FLIGHT`] requests are in flight: each caller has a limit of its own, and retries in
+//! the next step when it is reached. A connection that failed once is not used again: when it is
+//! dropped, the shim gives everything back.
 //!
-//! What merges may have come to outlives the connection; `dedup` keeps that, under the same number.
+//! The possible results of merges outlive the connection; `dedup` keeps them by request number.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,26 +37,26 @@ use super::granules::TooLarge;
 use super::shim_of::shim_of;
 use super::words;
 
-/// How long a shim may take to answer: longer than any pause of a busy machine.
+/// The time in which a shim must answer: longer than any pause of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same for giving everything back: some GiB, page by page where it is in swap.
+/// The same for a release: it moves some GiB, page by page where they are in swap.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a full backlog is waited for: the shim's only other client is an older worker.
+/// The longest wait for a full backlog: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
-/// Requests in flight: what the kernel holds of packets that a shim has not read, by default
+/// The most requests in flight: the number of unread packets that the kernel queues by default
 /// (`net.unix.max_dgram_qlen`).
 const MOST_IN_FLIGHT: usize = 10;
 
-/// Why there is no connection, or no more.
+/// The reason why there is no connection, or why it ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Nobody listens.
+    /// No process listens at the shim's address.
     #[error("QEMU (process {pid}) was started without Overbook's shim, or has not begun to run")]
     NoShim {
         /// QEMU's process.
         pid: u32,
     },
-    /// QEMU has ended, or may not be looked into.
+    /// QEMU has ended, or may not be inspected.
     #[error("QEMU (process {pid}): {why}")]
     Gone {
         /// Its process.
@@ -69,7 +69,7 @@ pub enum LinkError {
     Impostor {
         /// QEMU's process.
         pid: u32,
-        /// The other one.
+        /// The process that listens.
         found: u32,
     },
     /// It is not known which process listens at the address.
@@ -77,53 +77,53 @@ pub enum LinkError {
     Unidentified {
         /// QEMU's process.
         pid: u32,
-        /// Why.
+        /// The reason.
         error: PeerError,
     },
     /// The socket failed.
     #[error(transparent)]
     Socket(#[from] SeqpacketError),
-    /// What came is no answer.
+    /// A packet is not an answer.
     #[error("the shim's answer makes no sense: {0}")]
     Wire(#[from] WireError),
-    /// The answer to something else.
+    /// An answer is of another kind than its request.
     #[error("the shim answered something else than it was asked for ({0})")]
     Unexpected(&'static str),
-    /// The answer to nothing.
+    /// An answer names no request in flight.
     #[error("the shim answered request {id}, which is not in flight")]
     Unknown {
         /// The number that it named.
         id: u32,
     },
-    /// Whoever asks has not kept to his number of requests.
+    /// `MOST_IN_FLIGHT` requests are in flight: a caller exceeded its limit.
     #[error("{MOST_IN_FLIGHT} requests wait for the shim's answers already")]
     TooMany,
-    /// The shim said no.
+    /// The shim refused a request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The shim shares nothing usable.
+    /// The shim's shared memory is not usable.
     #[error(transparent)]
     Memory(#[from] SharedMemoryError),
-    /// What the shim shares is not what was agreed upon.
+    /// The shim's shared memory does not have the agreed layout.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// More memory than can be.
+    /// The shim tells of more guest memory than is possible.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    /// No answer.
+    /// A request got no answer in time.
     #[error("the shim has not answered for {} s", .0.as_secs())]
     Silent(Duration),
-    /// The guest's memory has changed: the connection has to be made anew.
+    /// The guest's memory has changed, which takes a new connection.
     #[error("guest RAM was added or removed")]
     RegionsChanged,
 }
 
-/// What was asked for, and what its answer is needed for.
+/// A request in flight, with the data that its answer is needed for.
 #[derive(Debug)]
 enum Asked {
     Hello,
     Track,
-    /// Granules by index, at that moment.
+    /// The granules by index, and the time of the request.
     Revoke(Vec<u32>, Time),
     Recall,
     Status,
@@ -137,44 +137,44 @@ enum Asked {
 }
 
 impl Asked {
-    /// The longest time that its answer may take.
+    /// The time in which its answer must come.
     fn patience(&self) -> Duration {
         if matches!(self, Self::Release) { RELEASE_PATIENCE } else { PATIENCE }
     }
 }
 
-/// What has come from the shim.
+/// A message from the shim.
 #[derive(Debug)]
 pub(super) enum News {
-    /// It is there; what its memory is, and whether it can be tracked.
+    /// The answer to the greeting: whether the VM can be tracked. The memory is open.
     Welcome(State),
-    /// It tracks now as it was asked to.
+    /// It tracks now as requested.
     Tracking,
-    /// These granules, by index, were to be taken out of reach at that moment, and were as far as
-    /// they could be.
+    /// The granules, by index, for which a revocation was requested at that time. Access is
+    /// revoked to those pages for which it was possible.
     Revoked(Vec<u32>, Time),
     /// The named granules are accessible again.
     Recalled,
-    /// It cannot do what it was asked to.
+    /// It refused a request.
     Refused(Refusal),
-    /// Its state, and where it keeps revoked pages ([`Status::staging`]).
+    /// Its state, and the addresses of revoked pages ([`Status::staging`]).
     Status(State, Vec<u64>),
     /// Everything has been given back.
     Released,
-    /// What became of the request of this number: for a pool, a merge, or copies of their own for
-    /// shared pages.
+    /// The result of the request of this number: to use a pool, to merge pages, or to unshare
+    /// them.
     Merged(u32, Result<Merged, Refusal>),
-    /// What the guest frees is handed over from now on, or discarded.
+    /// Pages that the guest frees are handed over from now on, or discarded.
     HandingOver,
-    /// What became of these pages, which were to be taken.
+    /// The result of a request to take these pages.
     Taken(Vec<Pages>, Taken),
-    /// So many of these pages do not count as freed any more.
+    /// The number of these pages that no longer count as freed.
     Kept(Vec<Pages>, u32),
-    /// It takes nothing now.
+    /// It takes and keeps no pages now.
     NotTaken(Refusal),
 }
 
-/// What the shim shares.
+/// The shim's shared memory.
 #[derive(Debug)]
 struct Memory {
     map: SharedMemory,
@@ -184,13 +184,13 @@ struct Memory {
     generation: u32,
 }
 
-/// A connection.
+/// The connection to a shim.
 #[derive(Debug)]
 pub(super) struct Link {
     connection: Connection,
-    /// The process that listened, which was QEMU's.
+    /// The process that listened: QEMU's, as checked at the connection.
     peer: Peer,
-    /// By number, since when.
+    /// Requests by number, each with the time at which it was sent.
     in_flight: BTreeMap<u32, (Asked, Instant)>,
     last_id: u32,
     memory: Option<Memory>,
@@ -208,7 +208,7 @@ pub(super) struct Counters {
 }
 
 impl Link {
-    /// Connects to the shim of this process, and greets it.
+    /// Connects to the shim of this process, and sends the greeting.
     pub(super) fn connect(process: Identity) -> Result<Self, LinkError> {
         let pid = process.pid;
         let address = shim_of(process).map_err(|why| LinkError::Gone { pid, why })?;
@@ -226,13 +226,13 @@ impl Link {
         Ok(link)
     }
 
-    /// Asks for tracking of this kind.
+    /// Requests tracking of this kind.
     pub(super) fn track(&mut self, tracking: Tracking) -> Result<(), LinkError> {
         self.ask(&Request::Track(tracking), Asked::Track)
     }
 
-    /// Asks to take granules out of reach, at this moment: their numbers, at most `MAX_REVOKE`, and
-    /// their indexes.
+    /// Requests to revoke access to granules at this time. Takes their numbers, at most
+    /// `MAX_REVOKE`, and their indexes.
     pub(super) fn revoke(
         &mut self,
         numbers: Vec<u32>,
@@ -242,26 +242,26 @@ impl Link {
         self.ask(&Request::Revoke { granules: numbers }, Asked::Revoke(indexes, at))
     }
 
-    /// Asks for granules back: their numbers, at most `MAX_REVOKE`.
+    /// Requests to make granules accessible again. Takes their numbers, at most `MAX_REVOKE`.
     pub(super) fn recall(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
         self.ask(&Request::Recall { granules }, Asked::Recall)
     }
 
-    /// Asks how things stand, which is also a sign of life.
+    /// Requests the shim's state, which also shows the shim that the worker is alive.
     pub(super) fn status(&mut self) -> Result<(), LinkError> {
         self.ask(&Request::Status, Asked::Status)
     }
 
-    /// Asks to give everything back.
+    /// Requests to give everything back.
     pub(super) fn release(&mut self) -> Result<(), LinkError> {
         self.ask(&Request::Release, Asked::Release)
     }
 
-    /// Gives it the pool that slots are of: its file, to read, and how many there are.
+    /// Passes the pool to the shim: its file, read-only, and the number of its slots.
     ///
     /// # Errors
-    /// [`LinkError::Gone`]: its process has ended, and what is left of the connection may be in
-    /// other hands.
+    /// [`LinkError::Gone`]: its process has ended, and another process may hold the other end of
+    /// the connection.
     pub(super) fn use_pool(&mut self, file: BorrowedFd<'_>, slots: u32) -> Result<(), LinkError> {
         if !self.peer.is_alive() {
             let (pid, why) = (self.peer.process.pid, rustix::io::Errno::SRCH.into());
@@ -270,62 +270,62 @@ impl Link {
         self.ask_with(&Request::Pool { slots }, Asked::Pool, Some(file))
     }
 
-    /// Asks to merge runs of pages; at most `MAX_MERGE`.
+    /// Requests to merge runs of pages, at most `MAX_MERGE`.
     pub(super) fn merge(&mut self, runs: Vec<Merge>) -> Result<(), LinkError> {
         self.ask(&Request::Merge { runs }, Asked::Merge)
     }
 
-    /// Asks for copies of their own of these pages, at most `MAX_UNSHARE`.
+    /// Requests private copies of these pages, at most `MAX_UNSHARE`.
     pub(super) fn unshare(&mut self, page: u32, pages: u32) -> Result<(), LinkError> {
         self.ask(&Request::Unshare { page, pages }, Asked::Unshare)
     }
 
-    /// Has what the guest frees handed over from now on, or discarded.
+    /// Requests that pages freed by the guest are handed over from now on (`lazily`), or discarded.
     pub(super) fn hand_over(&mut self, lazily: bool) -> Result<(), LinkError> {
         self.ask(&Request::HandOver { lazily }, Asked::HandOver)
     }
 
-    /// Asks to take what is freed of these pages: at most `MAX_TAKE` runs.
+    /// Requests to take the freed ones of these pages, at most `MAX_TAKE` runs.
     pub(super) fn take(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
         self.ask(&Request::Take { runs: runs.clone() }, Asked::Take(runs))
     }
 
-    /// Says that the guest has these pages in use: at most `MAX_TAKE` runs.
+    /// Tells that the guest uses these pages, at most `MAX_TAKE` runs.
     pub(super) fn keep(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
         self.ask(&Request::Keep { runs: runs.clone() }, Asked::Keep(runs))
     }
 
-    /// Whether it still has something to answer.
+    /// Whether any request is in flight.
     pub(super) fn is_busy(&self) -> bool {
         !self.in_flight.is_empty()
     }
 
-    /// Whether it is just revoking.
+    /// Whether a revocation is in flight.
     pub(super) fn is_revoking(&self) -> bool {
         self.awaits(|asked| matches!(asked, Asked::Revoke(..)))
     }
 
-    /// Whether it is just recalling.
+    /// Whether a recall is in flight.
     pub(super) fn is_recalling(&self) -> bool {
         self.awaits(|asked| matches!(asked, Asked::Recall))
     }
 
-    /// Whether it is just giving everything back.
+    /// Whether a release is in flight.
     pub(super) fn is_releasing(&self) -> bool {
         self.awaits(|asked| matches!(asked, Asked::Release))
     }
 
-    /// Whether it has still to say how things stand.
+    /// Whether a status request is in flight.
     pub(super) fn is_asked_for_status(&self) -> bool {
         self.awaits(|asked| matches!(asked, Asked::Status))
     }
 
-    /// Whether it has still to say what becomes of what the guest frees.
+    /// Whether a request about freed pages (hand over, or discard) is in flight.
     pub(super) fn is_handing_over(&self) -> bool {
         self.awaits(|asked| matches!(asked, Asked::HandOver))
     }
 
-    /// Whether it is just taking, or keeping, what is freed.
+    /// Whether a request to take or keep freed pages is in flight.
     pub(super) fn is_taking(&self) -> bool {
         self.awaits(|asked| matches!(asked, Asked::Take(_) | Asked::Keep(_)))
     }
@@ -334,7 +334,7 @@ impl Link {
         self.in_flight.values().any(|(asked, _)| is(asked))
     }
 
-    /// The number that the next request has.
+    /// The number of the next request.
     pub(super) fn next_id(&self) -> u32 {
         self.last_id.checked_add(1).unwrap_or(HELLO + 1)
     }
@@ -359,7 +359,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next answer that is there; `None`: none now.
+    /// The next answer that has come; `None`: there is none now.
     pub(super) fn poll(&mut self) -> Result<Option<News>, LinkError> {
         let Some(packet) = self.connection.receive(&mut self.buffer)? else {
             let is_late = |(asked, since): &(Asked, Instant)| since.elapsed() > asked.patience();
@@ -372,7 +372,7 @@ impl Link {
         let (id, answer) = words::decode(&self.buffer[..packet.length])?;
         match (self.in_flight.remove(&id), answer) {
             (Some((asked, _)), answer) => self.match_up(id, asked, answer, packet.fd).map(Some),
-            // It names no request: that was not understood, or nobody is to ask anything.
+            // A refusal without a request: the shim did not understand one, or accepts none.
             (None, Answer::Refused(refusal)) if id == HELLO => Err(refusal.into()),
             (None, _) => Err(LinkError::Unknown { id }),
         }
@@ -386,7 +386,7 @@ impl Link {
         fd: Option<OwnedFd>,
     ) -> Result<News, LinkError> {
         match (asked, answer) {
-            // Without a greeting there is nothing to go on with.
+            // A refused greeting ends the connection.
             (Asked::Hello, Answer::Refused(refusal)) => Err(refusal.into()),
             (Asked::Pool | Asked::Merge | Asked::Unshare, Answer::Refused(refusal)) => {
                 Ok(News::Merged(id, Err(refusal)))
@@ -431,7 +431,7 @@ impl Link {
         self.memory.as_ref().map_or(&[], |memory| &memory.regions)
     }
 
-    /// Forgets the traps so far: before tracking began they were of other granules.
+    /// Skips the traps so far: they may name granules of the size before tracking began.
     pub(super) fn forget_traps(&mut self) -> Result<(), LinkError> {
         if let Some(memory) = &mut self.memory {
             let ring = shared(&memory.map, memory.layout)?.ring();
@@ -440,46 +440,46 @@ impl Link {
         Ok(())
     }
 
-    /// Passes on the traps since the last call whose granule's number is below `end`.
+    /// Passes the traps since the last call to `each`, those of granule numbers below `end`.
     pub(super) fn drain(&mut self, end: u32, each: impl FnMut(Trap)) -> Result<Drained, LinkError> {
         let Some(memory) = &mut self.memory else { return Ok(Drained::default()) };
         let ring = shared(&memory.map, memory.layout)?.ring();
         Ok(memory.consumer.drain(ring, end, each))
     }
 
-    /// Whether any page of the granule is out of the guest's reach.
+    /// Whether access to any page of the granule is revoked.
     pub(super) fn is_staged(&self, granule: u32, granule_pages: u32) -> Result<bool, LinkError> {
         let Some(memory) = &self.memory else { return Ok(false) };
         Ok(shared(&memory.map, memory.layout)?.is_staged(granule, granule_pages))
     }
 
-    /// Where the content of a page is.
+    /// The state of a page: where its content is.
     pub(super) fn page_state(&self, page: u32) -> Result<PageState, LinkError> {
         let Some(memory) = &self.memory else { return Ok(PageState::Unknown) };
         Ok(shared(&memory.map, memory.layout)?.state(page))
     }
 
-    /// The same of these pages.
+    /// The states of these pages.
     pub(super) fn page_states(&self, pages: Range<u32>) -> Result<Vec<PageState>, LinkError> {
         let Some(memory) = &self.memory else { return Ok(vec![PageState::Unknown; pages.len()]) };
         let shared = shared(&memory.map, memory.layout)?;
         Ok(pages.map(|page| shared.state(page)).collect())
     }
 
-    /// Pages that are out of the guest's reach.
+    /// The number of pages to which access is revoked.
     pub(super) fn staged_pages(&self) -> Result<u64, LinkError> {
         let Some(memory) = &self.memory else { return Ok(0) };
         Ok(shared(&memory.map, memory.layout)?.get(Counter::StagedPages))
     }
 
-    /// Pages whose state is merged: they share a page of some pool, or did.
+    /// The number of pages whose state is merged: they share a slot of a pool, or did.
     pub(super) fn merged_pages(&self) -> Result<u64, LinkError> {
         let Some(memory) = &self.memory else { return Ok(0) };
         Ok(shared(&memory.map, memory.layout)?.get(Counter::MergedPages))
     }
 
-    /// The blocks of which something was handed over, the oldest first, with the moment in
-    /// milliseconds.
+    /// The blocks of which pages were handed over, the oldest first, each with the time of the
+    /// last hand-over in milliseconds.
     pub(super) fn freed_blocks(&self) -> Result<Vec<(u64, u32)>, LinkError> {
         let Some(memory) = &self.memory else { return Ok(Vec::new()) };
         let shared = shared(&memory.map, memory.layout)?;
@@ -490,13 +490,13 @@ impl Link {
         Ok(freed)
     }
 
-    /// When something of a block was last handed over, if something of it is still freed.
+    /// When pages of a block were last handed over, if any of its pages is still freed.
     pub(super) fn freed_at_ms(&self, block: u32) -> Result<Option<u64>, LinkError> {
         let Some(memory) = &self.memory else { return Ok(None) };
         Ok(shared(&memory.map, memory.layout)?.freed_at_ms(block))
     }
 
-    /// The runs of pages of a block that are freed.
+    /// The runs of freed pages in a block.
     pub(super) fn freed_in(&self, block: u32) -> Result<Vec<Pages>, LinkError> {
         let Some(memory) = &self.memory else { return Ok(Vec::new()) };
         let shared = shared(&memory.map, memory.layout)?;
@@ -512,7 +512,7 @@ impl Link {
         Ok(runs)
     }
 
-    /// Pages that were handed over, again and again.
+    /// The number of pages handed over so far, each counted every time.
     pub(super) fn handed_over(&self) -> Result<u64, LinkError> {
         let Some(memory) = &self.memory else { return Ok(0) };
         Ok(shared(&memory.map, memory.layout)?.get(Counter::HandedOver))
@@ -531,7 +531,7 @@ impl Link {
         })
     }
 
-    /// Why everything was last given back unasked.
+    /// The reason why the shim last gave everything back unasked.
     pub(super) fn last_given_back(&self) -> Option<GiveBack> {
         let memory = self.memory.as_ref()?;
         shared(&memory.map, memory.layout).ok()?.last_given_back()

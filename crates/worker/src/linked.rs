@@ -1,16 +1,16 @@
-//! A VM whose shim has said what there is to track: what comes from the shim goes to the strategy,
-//! what the strategy wants goes to the shim.
+//! A VM whose shim has answered the greeting: messages from the shim go to the strategy, and
+//! requests of the strategy go to the shim.
 //!
 //! ```text
-//!   traps, page states ──► strategy.touched, revoked          strategy.revoke, tracking ──► requests
+//!   traps, page states ──► strategy.touched, revoked      strategy.revoke, tracking ──► requests
 //! ```
 //!
-//! **Which granules are out of reach** only the shim knows: I/O may hold a page. After each answer
-//! to a revocation the page states say it. A granule that is within reach although it was named was
-//! touched before the answer came (its trap says so), or could not be taken.
+//! **Revoked granules.** Only the shim knows to which granules access is revoked: I/O may pin a
+//! page. The page states show it after each answer to a revocation. A granule that is still
+//! accessible was touched before the answer came (its trap tells), or could not be revoked.
 //!
-//! When the shim gives everything back, for whatever reason, tracking rests for a while and begins
-//! anew: what the strategy knew of the guest stays.
+//! When the shim gives everything back, tracking pauses and then starts again. The strategy keeps
+//! its knowledge of the guest.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -34,62 +34,61 @@ use super::paging::Paging;
 use super::strategy::{Estimate, Strategy};
 use super::tracked::State;
 
-/// How often the shim is asked how it is; it gives everything back after two seconds of silence.
+/// How often the shim's status is requested; it gives everything back after two seconds of silence.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
-/// How long a granule that was recalled stays within reach: until what is the same in it has been
-/// merged.
+/// How long a recalled granule stays accessible: until its identical pages are merged.
 const RECALLED: Duration = Duration::from_secs(1);
-/// The name that the shim gives to the thread that serves faults.
+/// The name of the shim's thread that handles faults.
 const FAULT_THREAD: &str = "overbook-fault";
-/// How long tracking rests after the shim has given everything back.
+/// How long tracking pauses after the shim has given everything back.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A VM whose shim has said what there is to track.
+/// A VM whose shim has answered the greeting.
 #[derive(Debug)]
 pub(super) struct Linked {
     link: Link,
     granules: Granules,
     strategy: Box<dyn Strategy>,
-    /// What the shim was last asked for; `None`: to be asked.
+    /// The tracking that was last requested; `None`: none, or it must be requested again.
     asked: Option<protocol::Tracking>,
     is_on: bool,
     resumes: Option<Instant>,
     status_due: Instant,
     given_back: u64,
     cost: CostMeter,
-    /// CPU time that the last step took for what the guest frees, and what is paged out.
+    /// CPU time that the last step took for freed pages and for paging.
     freeing_ns: u64,
     fault_thread: FaultThread,
     lost: u64,
-    /// What merges came to that nobody has asked for yet, by the number of the request.
+    /// Results of merges that were not yet taken, with the number of the request.
     merged: VecDeque<(u32, Result<Merged, Refusal>)>,
-    /// Granules, by index, that were recalled, and until when they stay within reach: the strategy
-    /// does not hear of it.
+    /// Granules, by index, that were recalled, and until when they stay accessible: the strategy is
+    /// not told.
     recalled: BTreeMap<u32, Instant>,
-    /// Granules to be recalled, by number.
+    /// Granules to recall, by number.
     to_recall: Vec<u32>,
     freed: Freed,
     paging: Paging,
     is_leaving: bool,
-    /// Everything is to be read back once the shim has given it back.
+    /// Paged-out memory must be read back once the shim has given everything back.
     is_to_read: bool,
 }
 
 impl Linked {
-    /// Tracks what the shim has told of.
+    /// Tracks the guest memory that the shim's greeting has named.
     pub(super) fn new(
         link: Link,
         process: Identity,
         settings: &Settings,
         before: Option<Before>,
     ) -> Result<Self, LinkError> {
-        // Without a word of the kernel's there is the larger bound.
+        // If the host's memory is unknown, only the fixed bound of `Granules` holds.
         let host = MemInfo::read().map_or(Bytes(u64::MAX), |host| host.total);
         let granules = Granules::new(link.regions(), settings.granule_pages, host)?;
         let (now, counters) = (now_us(), link.counters()?);
         let mut strategy = settings.strategy(&granules, time(now));
         if let Some(before) = before {
-            // What is longer ago is paid.
+            // The cost before the window is paid.
             let ago = Duration::from_micros(now.saturating_sub(before.until_us));
             strategy.begin_after(before.share, WINDOW.saturating_sub(ago));
         }
@@ -127,32 +126,32 @@ impl Linked {
         self.granules.bytes()
     }
 
-    /// Traps that came too late.
+    /// The number of traps that were overwritten before they were read.
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// What is to become of what the guest frees.
+    /// Sets how pages are handled that the guest frees.
     pub(super) fn set_freed(&mut self, order: FreedOrder) {
         self.freed.set_order(order);
     }
 
-    /// What the guest has freed, and why nothing of it is taken.
+    /// The pages that the guest has freed, and the reason why none is taken.
     pub(super) fn freed(&self) -> &Freed {
         &self.freed
     }
 
-    /// Whether everything is followed now.
+    /// Whether all granules are tracked now.
     pub(super) fn is_following(&self) -> bool {
         self.is_on && self.strategy.is_following()
     }
 
-    /// The event of intermittent tracking.
+    /// The event that intermittent tracking watches, as of the last interval.
     pub(super) fn event(&self) -> Option<f64> {
         self.strategy.event()
     }
 
-    /// Asks for everything back; whoever cannot be asked sees the connection close.
+    /// Asks the shim to give everything back. If that fails, it does so when the connection closes.
     pub(super) fn release(&mut self) {
         self.is_leaving = true;
         let _ = self.link.release();
@@ -164,7 +163,7 @@ impl Linked {
         self.is_to_read || self.paging.is_busy()
     }
 
-    /// What the VM is to have in memory at most, and what QEMU has beside.
+    /// Sets the most that the VM may have in memory, and the memory that QEMU has besides.
     pub(super) fn set_resident(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
         self.paging.order(target, own);
     }
@@ -179,7 +178,7 @@ impl Linked {
         self.granules.granule_bytes() as f64
     }
 
-    /// Takes what has come and sends what is due.
+    /// Handles the messages that have come, and sends the requests that are due.
     pub(super) fn step(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.listen(state)?;
         if self.is_leaving {
@@ -214,7 +213,7 @@ impl Linked {
         if self.is_on { self.revoke(time(now)) } else { Ok(()) }
     }
 
-    /// Takes what has come.
+    /// Handles the messages that have come.
     pub(super) fn listen(&mut self, state: &mut State) -> Result<(), LinkError> {
         while let Some(news) = self.link.poll()? {
             self.hear(news, state)?;
@@ -222,13 +221,13 @@ impl Linked {
         Ok(())
     }
 
-    /// The connection, to merge pages over; its answers come by [`Self::take_merged`].
+    /// The connection, for requests to merge pages; [`Self::take_merged`] returns their answers.
     pub(super) fn link(&mut self) -> &mut Link {
         &mut self.link
     }
 
-    /// Whether this page is out of the guest's reach; if so its granule is to be
-    /// [recalled](Self::recall).
+    /// Whether access to this page is revoked. If so, its granule is noted for a
+    /// [recall](Self::recall).
     pub(super) fn is_out_of_reach(&mut self, page: u32) -> Result<bool, LinkError> {
         let is_staged = self.link.page_state(page)? == PageState::Staged;
         let number = page / self.granules.granule_pages();
@@ -243,8 +242,8 @@ impl Linked {
         Ok(is_staged)
     }
 
-    /// Asks for what is to be recalled, once the shim has done with what was before. That nobody
-    /// touched it the strategy need not be told: no trap tells of it.
+    /// Requests the recall of the noted granules, once the shim has answered the recall before.
+    /// The strategy need not be told: a recall is no touch, and causes no trap.
     pub(super) fn recall(&mut self) -> Result<(), LinkError> {
         if self.to_recall.is_empty() || self.link.is_recalling() {
             return Ok(());
@@ -252,29 +251,29 @@ impl Linked {
         self.link.recall(std::mem::take(&mut self.to_recall))
     }
 
-    /// An answer to a pool, a merge or an unsharing that has come, and the number of the request.
+    /// The next answer to a request for a pool, a merge or private copies, with its number.
     pub(super) fn take_merged(&mut self) -> Option<(u32, Result<Merged, Refusal>)> {
         self.merged.pop_front()
     }
 
-    /// So much CPU time was taken for the last step. What it took for what the guest frees is not
-    /// tracking's.
+    /// Adds the CPU time `ns` of the last step. Its part for freed pages and paging is not a cost
+    /// of tracking.
     pub(super) fn spent(&mut self, ns: u64) {
         let freeing_ns = std::mem::take(&mut self.freeing_ns);
         self.cost.spent(ns.saturating_sub(freeing_ns));
     }
 
-    /// What tracking has cost, as of the last step.
+    /// The cost of tracking, as of the last step.
     pub(super) fn cost(&self) -> TrackingCost {
         self.cost.cost()
     }
 
-    /// Whether the shim is just taking what is freed.
+    /// Whether a request to take or keep freed pages is in flight.
     pub(super) fn is_taking(&self) -> bool {
         self.link.is_taking()
     }
 
-    /// What the guest shares with others.
+    /// The guest memory that is shared with other VMs.
     pub(super) fn shared(&self) -> Bytes {
         Bytes(self.link.merged_pages().unwrap_or(0).saturating_mul(PAGE))
     }
@@ -318,7 +317,7 @@ impl Linked {
         }
     }
 
-    /// Nothing is out of reach any more; begins anew after a while.
+    /// Notes that no granule is revoked any more. Tracking starts again after [`PAUSE`].
     fn pause(&mut self, why: &str, state: &mut State) {
         if self.is_on || self.resumes.is_none() {
             self.resumes = Some(Instant::now() + PAUSE);
@@ -333,10 +332,10 @@ impl Linked {
         *state = State::Waiting { why: format!("resting: {why}") };
     }
 
-    /// A revocation was answered: what is out of reach now?
+    /// Handles the answer to a revocation: finds which of these granules are revoked.
     fn note_revoked(&mut self, granules: Vec<u32>, at: Time) -> Result<(), LinkError> {
         if !self.is_on {
-            // Tracking has been given back in between.
+            // The shim has given everything back in between.
             return Ok(());
         }
         let granule_pages = self.granules.granule_pages();
@@ -349,13 +348,13 @@ impl Linked {
                     let first = number.saturating_mul(granule_pages);
                     let states =
                         self.link.page_states(first..first.saturating_add(granule_pages))?;
-                    // Of a page in its place a trap tells, or I/O holds it for a moment.
+                    // A plain page was touched, which its trap tells, or I/O pins it for a moment.
                     if !states.contains(&PageState::Plain) {
                         let is_given_up = states.contains(&PageState::Freed);
                         self.strategy.cannot_be_revoked(granule, at, is_given_up);
                     }
                 }
-                // All of it was merged, or it was touched.
+                // All of its pages were merged, or it was touched.
                 Some(_) if !is_staged => self.strategy.called_back(granule, at),
                 Some(_) => {}
             }
@@ -390,7 +389,7 @@ impl Linked {
 
     /// Revokes the granules that are due.
     fn revoke(&mut self, now: Time) -> Result<(), LinkError> {
-        // A shim that is still busy is not hurried.
+        // One revocation is in flight at a time.
         if self.link.is_revoking() {
             return Ok(());
         }
@@ -406,14 +405,14 @@ impl Linked {
         self.link.revoke(numbers, granules, now)
     }
 
-    /// Has the shim track as the strategy wants, and asks how it is.
+    /// Requests the tracking that the strategy wants, and the shim's status.
     fn keep_in_touch(&mut self) -> Result<(), LinkError> {
         let now = Instant::now();
         let is_due = self.resumes.is_none_or(|moment| now >= moment);
         let wanted = self.strategy.tracking().filter(|_| is_due && !self.link.is_busy());
         if let Some(wanted) = wanted.filter(|wanted| self.asked != Some(*wanted)) {
             self.resumes = None;
-            // What the hot set had put out of reach would trap once more without telling anything.
+            // Granules that left the hot set would each trap once more, and tell nothing.
             if wanted.hot_set.is_none() && self.asked.is_some_and(|old| old.hot_set.is_some()) {
                 self.link.release()?;
             }
@@ -427,7 +426,7 @@ impl Linked {
         Ok(())
     }
 
-    /// What is known, of what is inside the guest's memory.
+    /// The reading of the guest's memory, without its swap; `None`: too little is known.
     pub(super) fn reading(&self) -> Option<Reading<Tracking>> {
         let estimate: Estimate = self.strategy.estimate(time(now_us()))?;
         let granule = Bytes(self.granules.granule_bytes());
@@ -435,7 +434,7 @@ impl Linked {
     }
 }
 
-/// The shim's fault thread: what it waits for a CPU, the guest's threads wait with it.
+/// The shim's fault thread: while it waits for a CPU, so do the guest's threads that trapped.
 #[derive(Debug)]
 struct FaultThread {
     pid: u32,
@@ -448,10 +447,10 @@ impl FaultThread {
         Self { pid, thread: None, waited_ns: None }
     }
 
-    /// What it has waited since the last call; 0: nothing is known of it.
+    /// The time for which it has waited for a CPU since the last call; 0: unknown.
     fn waited_ns(&mut self) -> u64 {
         if self.thread.is_none() {
-            // It begins with tracking.
+            // The shim starts it when tracking starts.
             self.thread = Thread::named(self.pid, FAULT_THREAD);
         }
         let waited_ns = self.thread.as_ref().and_then(Thread::waited_ns);

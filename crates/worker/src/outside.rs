@@ -1,32 +1,31 @@
-//! A VM that is tracked from outside: a running QEMU, as it is, with nothing loaded into it.
+//! A VM that is tracked from outside: an unmodified, running QEMU with nothing loaded into it.
 //!
-//! **Problem.** Traps need the shim in QEMU's process. A VM that runs already has none.
+//! **Problem.** Traps need the shim in QEMU's process. A VM that is already running has none.
 //!
 //! **Idea.** Single pages, chosen at random by the same [`Strategy`] as with the shim, are paged
 //! out ([`sys::outside`]); the kernel brings each back when the guest touches it, and the process's
-//! `pagemap` tells when it is back. So a granule here is one page, of those that stand for the VM
-//! ([`Sample`]). Nothing is registered with the kernel, and a worker that dies leaves some thousand
+//! `pagemap` shows when it is back. So a granule here is one page of the sample that stands for the
+//! VM ([`Sample`]). Nothing is registered with the kernel. A worker that dies leaves some thousand
 //! pages in swap, each of which comes back at its touch.
 //!
-//! **When a page is back** is seen by looking: in every step at first, then every [`LADDER`]-th
-//! part of the time that it has been out. It counts as touched in the middle between the last look
-//! that found it out and the one that found it back. A page that has no content yet, or was given
-//! up by the guest, needs no paging out: its next touch is seen alike.
+//! **Polling.** A page that is out is polled in every step at first, then after each [`LADDER`]-th
+//! part of the time that it has been out. It counts as touched midway between the last poll that
+//! found it out and the one that found it back. A page that has no content yet, or was given up by
+//! the guest, needs no paging out: its next touch is seen in the same way.
 //!
-//! **Pages that do not leave at once.** Up to Linux 6.8 the kernel keeps a page that was touched
-//! since it was last asked, and only notes that it was asked; it is asked again a step later, and
-//! its time counts from the first call. From 6.9 on a page that stays was busy, and counts from
-//! the second. One that is still there then is hot.
+//! **Pages that stay.** Up to Linux 6.8 the kernel keeps a page that was touched since the last
+//! request, and only clears its accessed bit. The page is requested again a step later, and its
+//! time counts from the first request. From 6.9 on a page that stays was busy, and its time counts
+//! from the second. A page that is still resident after the second request is hot.
 //!
-//! **Invariants.** No byte changes: the kernel pages out what it could page out at any time. No VM
-//! is looked at whose memory is locked, or shared with other processes; nor where the host's swap
-//! is on disks, which a guest would wait for, or full.
+//! **Invariants.** No byte changes: the kernel pages out memory that it could page out at any time.
+//! A VM is not tracked if its memory is locked or shared with other processes, or if the host's
+//! swap is full or on disks, for which a guest would wait.
 //!
-//! **Leaves out.** The flush of a guest's translations at each page out, which no counter tells.
-//! On a host that is virtualised itself some 60 µs were measured; [`FLUSH_NS`] charges that
-//! everywhere.
+//! **Leaves out.** No counter shows the flush of the guest's TLB entries at each page-out. On a
+//! host that is itself virtualised some 60 µs were measured; [`FLUSH_NS`] charges that everywhere.
 //!
-//! Source: the same as the probes' (`pages::probe`); Waldspurger 2002 §5.2 for sampling.
+//! Source: as for the probes (`pages::probe`); Waldspurger 2002 §5.2 for sampling.
 
 mod sample;
 
@@ -52,33 +51,33 @@ use super::probes::ProbeStrategy;
 use super::strategy::{Estimate, Strategy};
 use sample::{Sample, in_huge_pages};
 
-/// A page is looked at again after this part of the time that it has been out.
+/// A page is polled again after this part of the time that it has been out.
 const LADDER: u64 = 12;
-/// The first looks are a step apart, in microseconds.
+/// The interval of the first polls, in microseconds: a step.
 const FIRST_LOOK_US: u64 = 95_000;
-/// The flush of a guest's translations by a page out, in nanoseconds.
+/// The cost of the guest's TLB flush at a page-out, in nanoseconds.
 const FLUSH_NS: u64 = 60_000;
-/// A VM of which this number of pages stayed, and none left, cannot be paged out.
+/// A VM of which this number of pages stayed, and none was paged out, cannot be paged out.
 const ALL_STAY: u64 = 256;
-/// Pages that are tracked: with more the next probe of each comes too late to tell of its habits.
+/// The most tracked pages. With more, the probes of each would be too rare to show its use.
 const MOST_TRACKED: u32 = 2048;
-/// How often it is looked whether the VM can still be tracked so, and what a touch costs.
+/// How often the fitness of the host, the guest's memory and the cost of a touch are checked.
 const REVIEW_EVERY: Duration = Duration::from_secs(30);
-/// No QEMU maps a guest's RAM in more pieces.
+/// The most pieces of guest RAM; no QEMU maps more.
 const MOST_PIECES: usize = 1024;
 
-/// Why a VM is not tracked from outside.
+/// The reason why a VM is not tracked from outside.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OutsideError {
-    /// As it was started, or as this host is.
+    /// The VM as it was started, or this host, does not permit it.
     #[error("{0}")]
     Unfit(String),
-    /// The process has ended, or the kernel does not let it be looked into.
+    /// The process has ended, or the kernel does not permit its inspection.
     #[error("QEMU's memory cannot be looked at: {0}")]
     Io(#[from] io::Error),
 }
 
-/// A page that was out when it was last looked at.
+/// A page that was out at its last poll.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
     granule: u32,
@@ -86,7 +85,7 @@ struct Watched {
     /// When it was last seen to be out.
     seen_us: u64,
     next_us: u64,
-    /// In swap, and not merely without content.
+    /// It is in swap, and not merely without content.
     is_out: bool,
 }
 
@@ -96,23 +95,23 @@ pub(super) struct Outside {
     process: Identity,
     ram: Bytes,
     memory: Memory,
-    /// Where its RAM is.
+    /// The address ranges of its RAM.
     ranges: Vec<Range>,
     sample: Sample,
     strategy: ProbeStrategy,
     watched: Vec<Watched>,
-    /// Asked once, at that moment, and still there.
+    /// Pages that are still resident after one request, with its time.
     again: Vec<(u32, Time)>,
     has_second_chance: bool,
     pager: Pager,
-    /// All is read back, and nothing is looked at any more.
+    /// All memory is read back, and no page is probed any more.
     is_leaving: bool,
-    /// Probes that came back and that the pager was not told of.
+    /// Probes that came back and were not yet reported to the pager.
     probed: u64,
-    /// Probes whose pages left, and whose pages did not however often that was asked.
+    /// Probes whose pages were paged out, and probes whose pages stayed after two requests.
     has_left: u64,
     has_stayed: u64,
-    /// CPU time of paging since the last step was accounted for: it is not tracking's.
+    /// CPU time of paging since the last [`Self::spent`]; it is not a cost of tracking.
     paging_ns: u64,
     cost: CostMeter,
     counters: Counters,
@@ -123,7 +122,7 @@ impl Outside {
     /// Tracks the VM of this process, which has this RAM.
     ///
     /// # Errors
-    /// It cannot be tracked so, or has ended.
+    /// The VM cannot be tracked from outside, or has ended.
     pub(super) fn of(
         process: Identity,
         ram: Bytes,
@@ -168,13 +167,13 @@ impl Outside {
         })
     }
 
-    /// Looks which pages are back, pages out those that are due, and what is to leave the VM.
+    /// Polls the pages that are out, pages out the probes that are due, and steps the pager.
     pub(super) fn step(&mut self) -> Result<(), OutsideError> {
         if Instant::now() >= self.review {
             self.review = Instant::now() + REVIEW_EVERY;
             self.pager.review();
             self.counters.round_trip_ns = fit_host()?.saturating_add(FLUSH_NS);
-            // Memory that was plugged is tracked from a new beginning on.
+            // After memory was plugged, tracking starts anew.
             let ranges = outside::guest_ranges(self.process.pid, self.ram);
             let ranges = ranges.map_err(|error| OutsideError::Unfit(error.to_string()))?;
             if self.process.still(ranges)? != self.ranges {
@@ -205,28 +204,28 @@ impl Outside {
         Ok(())
     }
 
-    /// Sets the most that it is to have in memory, and what QEMU has besides.
+    /// Sets the most that the VM may have in memory, and the memory that QEMU has besides.
     pub(super) fn set_resident(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
         self.pager.order(target, own);
     }
 
-    /// Sets the size of its RAM, as QEMU tells it now.
+    /// Sets the size of its RAM, as QEMU reports it now.
     pub(super) fn set_ram(&mut self, ram: Bytes) {
         self.ram = ram;
     }
 
-    /// How its memory is paged.
+    /// The pager of its memory.
     pub(super) fn pager(&self) -> &Pager {
         &self.pager
     }
 
-    /// Has everything read back that is out.
+    /// Stops the probes, and reads back all memory.
     pub(super) fn recall(&mut self) {
         self.is_leaving = true;
         self.pager.recall();
     }
 
-    /// Looks at those that are due.
+    /// Polls the watched pages that are due.
     fn look(&mut self, now: u64) -> Result<(), OutsideError> {
         let Self { memory, sample, strategy, counters, probed, .. } = self;
         let mut failed = None;
@@ -265,7 +264,7 @@ impl Outside {
             match self.place(granule)? {
                 Place::Here => asked.push((granule, None)),
                 // The kernel has paged it out, or the guest has never touched it, or has given it
-                // up: its next touch is seen all the same.
+                // up: its next touch is seen in the same way.
                 place @ (Place::Out | Place::Nowhere) => self.watch(granule, now, place),
                 Place::Shared => self.strategy.cannot_be_revoked(granule, now, false),
             }
@@ -301,7 +300,7 @@ impl Outside {
         Ok(())
     }
 
-    /// Takes back probes whose pages were read back: no touch of the guest is known.
+    /// Cancels probes whose pages were read back: no touch of the guest is known.
     fn forget_read(&mut self, now: u64) -> Result<(), OutsideError> {
         let Self { memory, sample, strategy, watched, .. } = self;
         let mut failed = None;
@@ -335,7 +334,7 @@ impl Outside {
         self.sample.address(granule)
     }
 
-    /// Notes the CPU time that the last step took.
+    /// Adds the CPU time `ns` of the last step, less its part for paging.
     pub(super) fn spent(&mut self, ns: u64) {
         self.cost.spent(ns.saturating_sub(std::mem::take(&mut self.paging_ns)));
     }
@@ -363,14 +362,14 @@ impl Outside {
         Some(estimate.reading(self.bytes_per_page(), Bytes(PAGE), Some(seen), self.cost()))
     }
 
-    /// For how much of the VM each page of the sample stands.
+    /// The amount of VM memory for which each page of the sample stands.
     #[expect(clippy::cast_precision_loss, reason = "4096")]
     fn bytes_per_page(&self) -> f64 {
         self.sample.scale() * PAGE as f64
     }
 }
 
-/// How long a touch takes of what is paged out, if VMs of this host can be paged out.
+/// The time of a touch of a paged-out page, in nanoseconds, if this host can page out VMs.
 fn fit_host() -> Result<u64, OutsideError> {
     outside::refault_ns_of_host().map_err(OutsideError::Unfit)
 }
@@ -395,8 +394,8 @@ fn fit(process: Identity, ram: Bytes) -> Result<Vec<Piece>, OutsideError> {
     Ok(pieces)
 }
 
-/// The same number for a process whenever it is asked for, which no guest knows: the blocks that
-/// stand for a VM stay the same when a worker begins anew.
+/// A seed that is constant for a process, and that no guest knows: the blocks that stand for a VM
+/// stay the same when a worker restarts.
 fn same_for(process: Identity) -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut hasher = DefaultHasher::new();

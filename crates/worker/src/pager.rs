@@ -1,26 +1,27 @@
-//! How much of a VM is in memory, from outside: what is paged out, and what is read back.
+//! Pages a VM's memory out and reads it back, from outside, to keep it within a target.
 //!
-//! **Problem.** The policy says how much of a VM may be in memory. Which pages are to leave, the
-//! kernel knows best where it can be asked. Where it cannot, paging out what is in use again and
-//! again costs more than it brings.
+//! **Problem.** The policy sets how much of a VM may be in memory. The kernel knows best which
+//! pages to evict, but it can be asked only for a cgroup. Elsewhere, repeatedly paging out memory
+//! in use costs more than it saves.
 //!
 //! **Idea.** A VM that is alone in a cgroup of its own is paged by `memory.reclaim` (Linux 5.19):
 //! the kernel chooses by the accessed bits of KVM's page tables ([`Means::Reclaim`]). Any other VM
-//! is paged by *trial* ([`Means::Trial`]), first what tracking has seen to be idle for longest
-//! ([`Pager::learn`]): a block of 2 MiB is paged out, looked at [`TRIAL`] later, and again before
-//! it is tried again. A block of which little stayed out is left alone, for twice as long each
-//! time. So a page that is in use goes out seldom, also under a low target.
+//! is paged by *trial* ([`Means::Trial`]), in blocks of 2 MiB. The block that tracking has seen
+//! idle for longest is first ([`Pager::learn`]). A block is checked [`TRIAL`] after it was paged
+//! out, and once more before its next trial. A block of which little stayed out is left alone, for
+//! twice as long each time. So pages in use are seldom paged out, also under a low target.
 //!
-//! **How fast** ([`Pager::quota`]): twice as much in each second in which the VM waited little for
-//! what was out, half as much in each in which it waited for more than [`MOST_WAITS`].
+//! **Rate** ([`Pager::quota`]): the quota doubles after each second in which the VM waited little
+//! for paged-out memory, and halves after each in which it waited for more than [`MOST_WAITS`].
 //!
-//! **Coming back.** The kernel reads a page at its touch. A VM that touches many at once has woken
-//! ([`WAKES`]): what went out last is read in bulk, and nothing is paged out until the policy has
-//! heard of it ([`AWAKE`]). Without a target all is read, a part in each step.
+//! **Refaults.** The kernel reads a page when it is touched. A VM that touches many at once has
+//! woken ([`WAKES`]): the blocks that were paged out last are read back in bulk, and nothing is
+//! paged out until the policy has learned of it ([`AWAKE`]). Without a target all memory is read
+//! back, a part in each step.
 //!
-//! **Steps are small**: a call pages out [`PIECE`] at most, for it holds QEMU's map of its memory.
+//! **Small steps.** A call pages out [`PIECE`] at most, since it holds QEMU's mmap lock.
 //!
-//! **Leaves out.** How much: the policy's.
+//! **Leaves out.** The policy sets the target.
 //!
 //! Source: Weiner 2022 (TMO) for small steps of reclaim; Lagar-Cavilla 2019 for refaults as the
 //! measure.
@@ -54,41 +55,41 @@ use recall::{BATCH, LONGEST, Recall, read_blocks, room};
 use super::granules::PAGE;
 use super::holdings::Holdings;
 
-/// A block with fewer pages in memory is not worth a trial.
+/// A block with fewer resident pages is not worth a trial.
 const FEW_PAGES: usize = 32;
-/// How long after it went out a block is looked at.
+/// The time after which a block that was paged out is checked.
 const TRIAL: Duration = Duration::from_secs(10);
-/// The memory that one step pages out at first, at least and at most.
+/// The memory that one step pages out: at first, at least and at most.
 const QUOTA: [Bytes; 3] = [Bytes::mib(4), Bytes::kib(256), Bytes::mib(16)];
-/// The memory that the kernel is asked to reclaim at once.
+/// The memory that one write to `memory.reclaim` asks for.
 const AT_ONCE: Bytes = Bytes::mib(4);
-/// The share of a vCPU's time that a VM may wait for what is out before less goes out.
+/// The share of a vCPU's time above which waits for paged-out memory halve the quota.
 const MOST_WAITS: f64 = 0.02;
-/// A VM that waits for this number of pages in one step has woken: some milliseconds of waiting.
+/// A VM that waits for this number of pages in one step has woken: it waited some milliseconds.
 const WAKES: u64 = 512;
-/// For so long nothing of it is paged out then: the policy hears of it within two seconds …
+/// The time for which a woken VM is not paged out: the policy learns of it within two seconds.
 const AWAKE: Duration = Duration::from_secs(2);
-/// … and how soon that may be so again: a VM that has too little waits all the time.
+/// The shortest time between two wakes: a VM with too little memory waits all the time.
 const AWAKE_AGAIN: Duration = Duration::from_secs(30);
 /// The number of pages that are read back for each page touched.
 const READ_AHEAD: u64 = 16;
-/// How often rates are looked at.
+/// How often rates are computed.
 const LOOK: Duration = Duration::from_secs(1);
-/// How fast a rate follows: the share of the latest second.
+/// The weight of the latest second in a smoothed rate.
 const SMOOTHING: f64 = 0.3;
-/// A tick of the ages that tracking knows, in milliseconds.
+/// The unit of the ages from tracking, in milliseconds.
 const TICK_MS: u64 = 100;
 
-/// How memory is made to leave.
+/// The way to page out memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Means {
-    /// By this file of the VM's cgroup.
+    /// By this `memory.reclaim` file of the VM's cgroup.
     Reclaim(PathBuf),
-    /// Block by block.
+    /// Block by block, each on trial.
     Trial,
 }
 
-/// Pages a VM.
+/// The pager of one VM.
 #[derive(Debug)]
 pub(super) struct Pager {
     process: Identity,
@@ -100,47 +101,47 @@ pub(super) struct Pager {
     ram_ranges: usize,
     has_huge_pages: bool,
     blocks: Vec<Block>,
-    /// The blocks, in the order in which they are to be tried.
+    /// The blocks in the order of their trials.
     order: Vec<usize>,
-    /// The place in that order of the one that is next.
+    /// The position of the next block in that order.
     hand: usize,
-    /// Blocks that went out and are to be looked at, the oldest first.
+    /// Blocks that were paged out and will be checked, the oldest first.
     trials: VecDeque<(usize, Instant)>,
-    /// No block is due before, in seconds since the pager began.
+    /// No block is due before this time, in seconds since the pager began.
     rests_until_s: u32,
     began: Instant,
-    /// The most that it is to have in memory; `None`: all is to come back.
+    /// The most that the VM may have in memory; `None`: all is read back.
     target: Option<Bytes>,
     /// The memory that QEMU has besides its guest; `None`: not known yet.
     own: Option<Bytes>,
     holdings: Option<Holdings>,
     quota: Bytes,
-    /// The way through all memory, where all is to come back.
+    /// The progress of reading back all memory.
     recall: Option<Recall>,
-    /// Pages that the VM has waited for since its start, without the probes'.
+    /// Pages that the VM has waited for since its start, including the probes'.
     waited: Option<u64>,
     in_look: u64,
     per_s: f64,
     looked: Option<Instant>,
     woke: Option<Instant>,
     returned: u64,
-    /// Out when the pager began.
+    /// Memory that was out when the pager began.
     out_before: Bytes,
-    /// The shares of RAM that were not touched for as long as [`UNTOUCHED_FOR`] says.
+    /// The shares of RAM that were not touched for the times in [`UNTOUCHED_FOR`].
     untouched: Option<[f64; 3]>,
-    /// The time that a touch of a page takes that is out, in nanoseconds.
+    /// The time of a touch of a page that is out, in nanoseconds.
     refault_ns: u64,
     is_swap_full: bool,
-    /// Something was read back that the guest may not have touched.
+    /// Memory was read back that the guest may not have touched.
     has_read: bool,
-    /// It is not known how much has gone.
+    /// The last reclaim paged out an unknown amount.
     looks_again: bool,
-    /// Probes that came back before the VM was seen to have waited for them.
+    /// Probes that came back, and for which no wait has been counted yet.
     unmatched: u64,
 }
 
 impl Pager {
-    /// Of this QEMU process, whose guest's RAM is there.
+    /// The pager of this QEMU process, whose guest RAM is in these ranges.
     pub(super) fn of(process: Identity, ranges: Vec<Range>, has_huge_pages: bool) -> Self {
         let blocks = blocks_in(&ranges);
         Self {
@@ -177,8 +178,8 @@ impl Pager {
         }
     }
 
-    /// Sets the memory in which a shim keeps the revoked pages of the guest, as long as the guest's
-    /// RAM.
+    /// Sets the memory in which a shim keeps the guest's revoked pages; it is as long as the
+    /// guest's RAM.
     pub(super) fn set_staging(&mut self, staging: &[Range]) {
         if self.ranges[self.ram_ranges..] == *staging {
             return;
@@ -192,7 +193,7 @@ impl Pager {
         (self.order, self.hand) = ((0..self.blocks.len()).collect(), 0);
     }
 
-    /// Sets the most that it is to have in memory, and what QEMU has besides.
+    /// Sets the most that the VM may have in memory, and the memory that QEMU has besides.
     pub(super) fn order(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
         if self.target.is_some() && target.is_none() {
             self.recall();
@@ -205,41 +206,41 @@ impl Pager {
     /// Reads everything back from now on, and drops the target.
     pub(super) fn recall(&mut self) {
         self.target = None;
-        // A process that cannot be looked into has ended.
+        // A process that cannot be inspected has ended.
         self.recall = Recall::of(self.process).ok();
     }
 
-    /// Whether what is out is still being read back.
+    /// Whether memory is still being read back.
     pub(super) fn is_busy(&self) -> bool {
         self.recall.is_some()
     }
 
-    /// Why nothing is paged out, although it is to be.
+    /// The reason why nothing is paged out, although there is a target.
     pub(super) fn why_not(&self) -> Option<&'static str> {
         (self.target.is_some() && self.is_swap_full).then_some("the host's swap is full")
     }
 
-    /// Whether something was read back since the last call that the guest may not have touched.
+    /// Whether memory was read back since the last call that the guest may not have touched.
     pub(super) fn take_has_read(&mut self) -> bool {
         std::mem::take(&mut self.has_read)
     }
 
-    /// Looks again how memory is to leave: others may have come into the VM's cgroup.
+    /// Chooses the way to page out again: other processes may have joined the VM's cgroup.
     pub(super) fn review(&mut self) {
         self.means = means_for(self.process.pid);
     }
 
-    /// Whether it wants to know now what tracking knows.
+    /// Whether [`Self::learn`] is due.
     pub(super) fn is_looking(&self) -> bool {
         let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
         self.target.is_some() && self.recall.is_none() && is_due
     }
 
-    /// Takes in what tracking knows: addresses of the pages that stand for the VM, and for how many
-    /// tenths of a second each has not been touched; `None`: it may be in use.
+    /// Learns from tracking: `pages` are the addresses of the pages that stand for the VM, each
+    /// with the tenths of a second since its last touch; `None`: it may be in use.
     pub(super) fn learn(&mut self, pages: impl Iterator<Item = (u64, Option<u32>)>) {
         let (mut known, mut untouched) = (0_u32, [0_u32; 3]);
-        // The order of a large VM's blocks takes milliseconds to find.
+        // Sorting the blocks of a large VM takes milliseconds.
         let mut seen = match self.tries_blocks() {
             true => vec![Seen::default(); self.blocks.len()],
             false => Vec::new(),
@@ -261,18 +262,18 @@ impl Pager {
         }
     }
 
-    /// Whether it has more in memory than it is to have, and blocks are tried.
+    /// Whether the VM has more in memory than its target, and is paged by trial.
     fn tries_blocks(&self) -> bool {
         let resident = self.holdings.map_or(Bytes::ZERO, |holdings| holdings.resident);
         self.means == Means::Trial && self.target.is_some_and(|target| resident > target)
     }
 
-    /// Does what is due. `probed`: pages of the probes that came back since the last step, for
-    /// which the VM waited as well; `refault_ns`: how long a touch of a page that is out takes.
+    /// Does the work that is due. `probed`: the probed pages that came back since the last step,
+    /// for which the VM waited as well; `refault_ns`: the time of a touch of a page that is out.
     pub(super) fn step(&mut self, memory: &Memory, probed: u64, refault_ns: u64) -> io::Result<()> {
         if let Some(recall) = &mut self.recall {
             self.has_read = true;
-            // Memory that the host has no room for stays out, and comes back at a touch.
+            // Memory for which the host has no room stays out until it is touched.
             if room().is_zero() || recall.step(memory)? {
                 self.recall = None;
             }
@@ -313,7 +314,7 @@ impl Pager {
         let waited = self.process.still(waited_for_pages(self.process.pid)?)?;
         let last = self.waited.replace(waited).unwrap_or(waited);
         let new = waited.saturating_sub(last);
-        // A wait is counted at once, and a probe is seen to be back some time later.
+        // The kernel counts a wait at once; a probe is seen to be back later.
         let probed = self.unmatched.saturating_add(probed);
         let back = new.saturating_sub(probed);
         self.unmatched = probed.saturating_sub(new);
@@ -322,7 +323,7 @@ impl Pager {
         Ok(back)
     }
 
-    /// Where its memory is, how often it waits, and how much may go.
+    /// Updates the holdings, the rate of waits and the quota, if that is due.
     fn look(&mut self, own: Bytes) -> io::Result<()> {
         let passed = self.looked.map(|looked| looked.elapsed());
         if passed.is_some_and(|passed| passed < LOOK) {
@@ -340,7 +341,7 @@ impl Pager {
         #[expect(clippy::cast_precision_loss, reason = "a rate needs three digits")]
         let latest = std::mem::take(&mut self.in_look) as f64 / passed.as_secs_f64();
         self.per_s += SMOOTHING * (latest - self.per_s);
-        // The kernel does not count every wait: probes without one must not hide others for ever.
+        // The kernel does not count every wait: a probe without one must not hide others forever.
         self.unmatched /= 2;
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of one fault")]
         let waits = latest * self.refault_ns as f64 / 1e9;
@@ -353,10 +354,10 @@ impl Pager {
         Ok(())
     }
 
-    /// Has the kernel choose what leaves, a little at a time. It may find less than it is asked
-    /// for.
+    /// Lets the kernel choose the pages to evict, a small amount at a time. It may find less than
+    /// requested.
     fn reclaim(&mut self, file: &PathBuf, excess: Bytes) -> io::Result<Bytes> {
-        // Files in its cgroup are the host's cache of disks, and no part of the guest.
+        // File pages in its cgroup are the host's page cache, and no part of the guest.
         let first = if self.version.reclaims_by_swappiness() { " swappiness=200" } else { "" };
         let (mut went, begun) = (Bytes::ZERO, Instant::now());
         while went < excess && begun.elapsed() < LONGEST {
@@ -366,7 +367,7 @@ impl Pager {
             match opened.and_then(|mut file| file.write_all(words.as_bytes())) {
                 Ok(()) => went = went.plus(some),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // Some of it went: how much, the next look tells.
+                    // A part was paged out; the next step reads how much.
                     self.looks_again = true;
                     break;
                 }
@@ -381,7 +382,7 @@ impl Pager {
         Ok(went)
     }
 
-    /// Pages out blocks that are due: first those of which nothing was touched for longest.
+    /// Pages out blocks that are due, those first that were untouched for longest.
     fn try_blocks(&mut self, memory: &Memory, excess: Bytes) -> io::Result<Bytes> {
         let (mut went, begun, now_s) = (Bytes::ZERO, Instant::now(), self.seconds());
         if now_s < self.rests_until_s {
@@ -399,12 +400,12 @@ impl Pager {
             }
             soonest_s = soonest_s.min(self.blocks[block].due_s);
         }
-        // All were looked at.
+        // All blocks were checked.
         self.rests_until_s = soonest_s;
         Ok(went)
     }
 
-    /// Pages out a block that is due, unless what went out the last time is back.
+    /// Pages out a block that is due, unless most of what its last trial paged out is back.
     fn try_block(&mut self, memory: &Memory, block: usize, now_s: u32) -> io::Result<Bytes> {
         let range = self.range(block);
         let places = memory.places(range)?;
@@ -430,7 +431,7 @@ impl Pager {
             it.out_s = now_s.max(1);
             self.trials.push_back((block, Instant::now()));
         } else if self.version.has_second_chance() && !it.is_asked {
-            // It was only noted that it was asked for.
+            // The kernel only cleared the accessed bits; the next request pages out.
             (it.is_asked, it.due_s) = (true, now_s + 1);
         } else {
             it.judge(0, now_s);
@@ -439,7 +440,7 @@ impl Pager {
         Ok(Bytes(left as u64 * PAGE))
     }
 
-    /// Looks at blocks that went out some time ago: whether that has paid.
+    /// Checks the blocks that were paged out some time ago: whether their trial has paid.
     fn judge(&mut self, memory: &Memory) -> io::Result<()> {
         let begun = Instant::now();
         while let Some((block, since)) = self.trials.front().copied() {
@@ -452,17 +453,17 @@ impl Pager {
             let pays = self.blocks[block].judge(out, now_s);
             if !pays && self.has_huge_pages && range.len == BLOCK {
                 self.has_read = true;
-                // It is in use, and may have been whole: what the kernel cannot do now is no loss.
+                // The block is in use, and may have been a huge page. A failure does no harm.
                 let _ = memory.make_huge(&[range]);
             }
         }
         Ok(())
     }
 
-    /// Reads back some blocks, those that went out last.
+    /// Reads back some blocks, those that were paged out last.
     fn read_ahead(&mut self, memory: &Memory, back: u64) -> io::Result<()> {
         let wanted = Bytes(back.saturating_mul(READ_AHEAD * PAGE)).min(BATCH).min(room());
-        // The kernel has not said what it has paged out, and when.
+        // Under `memory.reclaim`, it is not known which pages were paged out last.
         if wanted.0 < PIECE || self.means != Means::Trial {
             return Ok(());
         }
@@ -477,7 +478,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Where its memory is; `None`: nothing is to be paged out, or that is not known.
+    /// The state of the VM's memory; `None`: there is no target, or it is not known.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -520,7 +521,7 @@ fn blocks_in(ranges: &[Range]) -> usize {
     usize::try_from(blocks).unwrap_or(0)
 }
 
-/// The kernel's choice, where the VM is alone in a cgroup that can be asked.
+/// The way to page out a VM: reclaim, if it is alone in a cgroup that supports it.
 fn means_for(pid: u32) -> Means {
     match sys::cgroup::reclaim_file(pid) {
         Ok(Some(file)) => Means::Reclaim(file),

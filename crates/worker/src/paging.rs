@@ -1,4 +1,4 @@
-//! Paging of a VM that has the shim: from outside, like that of any other VM ([`Pager`]).
+//! The paging of a VM that has the shim: from outside, as for any other VM ([`Pager`]).
 //!
 //! The shim moves revoked pages out of guest RAM, to *staging*. A page stays there until the guest
 //! touches it, so staging holds what the guest uses least. The pager pages staging as well.
@@ -15,7 +15,7 @@ use sys::userfaultfd::Range;
 use super::granules::PAGE;
 use super::pager::Pager;
 
-/// How often it is checked whether the host can page VMs, and what a refault costs.
+/// How often the ability of the host to page VMs, and the cost of a refault, are checked.
 const REVIEW_EVERY: Duration = Duration::from_secs(30);
 /// No address of a process is larger.
 const MOST_ADDRESS: u64 = 1 << 57;
@@ -43,8 +43,8 @@ struct Running {
 }
 
 impl Paging {
-    /// Of this QEMU process, whose guest RAM is in these regions. Nothing is paged without a
-    /// target.
+    /// The paging of this QEMU process, whose guest RAM is in these regions. Nothing is paged
+    /// without a target.
     pub(super) fn of(process: Identity, regions: &[Region], granule_pages: u32) -> Self {
         Self {
             process,
@@ -68,7 +68,7 @@ impl Paging {
         }
     }
 
-    /// Sets where the shim stages each region, as [`protocol::Status::staging`] tells.
+    /// Sets the staging address of each region, from [`protocol::Status::staging`].
     pub(super) fn set_staging(&mut self, staging: Vec<u64>) {
         self.staging = staging;
         let ranges = self.staging_ranges();
@@ -77,8 +77,8 @@ impl Paging {
         }
     }
 
-    /// Does what is due. `ages`: the granules by number, each with the tenths of a second since
-    /// its last touch if it is revoked.
+    /// Does the work that is due. `ages`: the granules by number, each with the tenths of a second
+    /// since its last touch if it is revoked.
     pub(super) fn step(&mut self, ages: impl FnOnce() -> Vec<(u32, Option<u32>)>) {
         if self.target.is_some() && Instant::now() >= self.review {
             self.review = Instant::now() + REVIEW_EVERY;
@@ -104,7 +104,7 @@ impl Paging {
         }
     }
 
-    /// Starts, or goes on with this cost of a refault.
+    /// Starts the pager, or reviews the running one, with this cost of a refault.
     fn run(&mut self, refault_ns: u64) -> Result<(), String> {
         if let Some(running) = &mut self.running {
             running.pager.review();
@@ -115,7 +115,7 @@ impl Paging {
             self.regions.iter().map(|region| range_of(region, region.address)).collect();
         let ranges = ranges.ok_or("the shim tells of guest RAM at an impossible address")?;
         let memory = Memory::of(self.process).map_err(|error| error.to_string())?;
-        // The kernel makes huge pages of broken ones again by itself (khugepaged).
+        // The kernel collapses split huge pages again by itself (khugepaged).
         let mut pager = Pager::of(self.process, ranges, false);
         pager.set_staging(&self.staging_ranges());
         pager.order(self.target, self.own);
@@ -133,7 +133,7 @@ impl Paging {
         Counters::of(self.process.pid).is_ok_and(|counters| !counters.swapped.is_zero())
     }
 
-    /// Reads everything back from now on, also what an earlier worker has paged out.
+    /// Reads everything back from now on, including memory that an earlier worker paged out.
     pub(super) fn recall(&mut self) {
         self.target = None;
         if self.running.is_none() {
@@ -157,7 +157,7 @@ impl Paging {
         self.why_not.as_deref().or_else(of_pager)
     }
 
-    /// Where the VM's memory is; `None`: there is no target, or it is not known.
+    /// The state of the VM's memory; `None`: there is no target, or it is not known.
     pub(super) fn reading(&self) -> Option<Reading<Cold>> {
         self.running.as_ref()?.pager.reading()
     }

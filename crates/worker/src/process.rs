@@ -1,8 +1,8 @@
-//! The process: orders in, steps, reports out, until the daemon is gone.
+//! The worker's process: it reads orders, takes steps and writes reports, until the daemon is gone.
 //!
-//! One thread, one loop. Standard input is only read when there is something, so a daemon that is
-//! slow holds nobody up; a daemon that does not read the reports stops the worker at a full pipe,
-//! and the shims then give everything back: silence is safe.
+//! It has one thread with one loop. It reads standard input only when there is input, so a slow
+//! daemon does not delay the VMs. If the daemon does not read the reports, the worker blocks at a
+//! full pipe. The shims then get no messages, and give everything back.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,25 +22,25 @@ use super::tables::Tables;
 use super::tracked::{STEP, State, Tracked};
 
 const REPORT_EVERY: Duration = Duration::from_secs(1);
-/// How long identical pages are looked for before anything else has its turn.
+/// The time slice of the search for identical pages, between other work.
 const SLICE: Duration = Duration::from_millis(5);
-/// How often a step is due while freed memory is taken: each asks for a few milliseconds' work.
+/// How often a step is due while freed memory is taken: each requests some milliseconds of work.
 const TAKING_STEP: Duration = Duration::from_millis(2);
-/// How long it goes on when it is told to end: the daemon waits two seconds.
+/// The longest time for which it reads back memory before it ends: the daemon waits two seconds.
 const LEAVE: Duration = Duration::from_millis(1_500);
-/// No line of orders is longer: thousands of VMs.
+/// The longest line of orders: enough for thousands of VMs.
 const MOST_LINE: usize = 4 << 20;
 
-/// Why a worker ends before its daemon does.
+/// The reason why a worker ends before its daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// Orders cannot be read, or reports not be written.
+    /// Orders cannot be read, or reports cannot be written.
     #[error("the daemon cannot be talked to: {0}")]
     Io(#[from] io::Error),
-    /// A line is longer than any orders are.
+    /// A line is longer than any orders.
     #[error("orders of more than {MOST_LINE} bytes")]
     TooLong,
-    /// A line is no orders.
+    /// A line does not parse as orders.
     #[error("orders that make no sense: {0}")]
     Malformed(#[from] serde_json::Error),
 }
@@ -48,9 +48,9 @@ pub enum WorkerError {
 /// Works for the group of this name until standard input ends.
 ///
 /// # Errors
-/// When the daemon cannot be talked to, or talks nonsense.
+/// When standard input or output fails, or orders do not parse.
 pub fn run(group: &str) -> Result<(), WorkerError> {
-    // Indexes grow by copying themselves, and buffers shrink: what they leave is not to be kept.
+    // Indexes are copied as they grow, and buffers shrink: the allocator must return that memory.
     heap::give_back_large();
     let stdin = io::stdin();
     let mut stdout = io::stdout().lock();
@@ -66,7 +66,7 @@ pub fn run(group: &str) -> Result<(), WorkerError> {
                 members.take_leave();
                 return Ok(());
             }
-            // Only the newest count.
+            // Only the newest orders count.
             if let Some(orders) = inbox.latest()? {
                 members.obey(&orders);
             }
@@ -97,14 +97,14 @@ fn is_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
     }
 }
 
-/// Lines in the making.
+/// The input that was read and not yet parsed.
 #[derive(Debug, Default)]
 struct Inbox {
     bytes: Vec<u8>,
 }
 
 impl Inbox {
-    /// Reads what is there; `false`: that was the end.
+    /// Reads the available input; `false`: the input has ended.
     fn read(&mut self, from: BorrowedFd<'_>) -> Result<bool, WorkerError> {
         let mut buffer = [0; 64 << 10];
         let length = rustix::io::read(from, &mut buffer).map_err(io::Error::from)?;
@@ -115,7 +115,7 @@ impl Inbox {
         Ok(length > 0)
     }
 
-    /// The last whole line; those before it are forgotten.
+    /// Parses the last whole line, and drops those before it.
     fn latest(&mut self) -> Result<Option<Orders>, WorkerError> {
         let Some(end) = self.bytes.iter().rposition(|byte| *byte == b'\n') else {
             return Ok(None);
@@ -127,11 +127,11 @@ impl Inbox {
     }
 }
 
-/// The VMs, and what they share.
+/// The VMs of the group, and their shared memory.
 #[derive(Debug)]
 struct Members {
     vms: BTreeMap<VmName, Member>,
-    /// Let go, and not everything is back.
+    /// VMs that were let go, and whose memory is still being read back.
     leaving: Vec<Tracked>,
     dedup: Dedup,
     tables: Tables,
@@ -171,7 +171,7 @@ impl Members {
         for (name, order) in &orders.vms {
             let budget = order.budget.vcpu_share();
             let mode = budget.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
-            // No guest can guess which of its pages are looked at.
+            // No guest can guess which of its pages are probed.
             let settings = Settings { seed: unguessable(), ..Settings::new(mode) };
             let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
                 order: order.clone(),
@@ -198,7 +198,7 @@ impl Members {
         self.dedup.set_leaving(leaving.map(|order| order.pid).collect());
     }
 
-    /// Looks for identical pages until then at most; answers how long there is nothing to do.
+    /// Looks for identical pages, until `until` at most; returns how long there is no work then.
     fn dedup(&mut self, until: Instant) -> Duration {
         let mut vms: Vec<_> = self.vms.values_mut().map(|member| &mut member.tracked).collect();
         self.dedup.work(&mut vms, until)
@@ -214,14 +214,14 @@ impl Members {
         self.see_off();
     }
 
-    /// Has those that were let go take back what is paged out.
+    /// Continues to read back the memory of the VMs that were let go.
     fn see_off(&mut self) {
         self.leaving.iter_mut().for_each(Tracked::step);
         self.leaving.retain(Tracked::is_releasing);
     }
 
-    /// Waits until everything is back, or the daemon would not wait any longer: what is still out
-    /// then comes back at a touch.
+    /// Waits until all memory is read back, but no longer than the daemon waits. Memory that is
+    /// still out then comes back at a touch.
     fn take_leave(&mut self) {
         let until = Instant::now() + LEAVE;
         while !self.leaving.is_empty() && Instant::now() < until {
@@ -230,7 +230,7 @@ impl Members {
         }
     }
 
-    /// Whether one is not to wait long for its next step.
+    /// Whether any VM needs its next step soon.
     fn are_busy(&self) -> bool {
         !self.leaving.is_empty() || self.vms.values().any(|member| member.tracked.is_busy())
     }
@@ -301,7 +301,7 @@ mod tests {
     }
 
     fn orders(names: &[&str]) -> Orders {
-        // No process has this number, so nobody is connected to.
+        // No process has this number, so no connection is made.
         let vms = names.iter().map(|name| (VmName::from(*name), order(u32::MAX)));
         Orders { vms: vms.collect(), ..Orders::default() }
     }

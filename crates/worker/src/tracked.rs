@@ -1,4 +1,4 @@
-//! One VM being tracked: its connection, its strategy, and what both add up to.
+//! One VM being tracked: its connection, its strategy, and the readings.
 //!
 //! ```text
 //!   apart ──connect──► greeting ──welcome──► starting ──done──► tracking
@@ -6,9 +6,9 @@
 //!     └── any error: back-off                   └─── a pause ◄──────────┘
 //! ```
 //!
-//! Every [`step`](Tracked::step) takes what has come and sends what is due, and waits for nothing.
-//! What goes wrong shows in [`Tracked::state`] and is tried again. Memory is bounded by the VM's
-//! size.
+//! Every [`step`](Tracked::step) handles the messages that have come and sends the requests that
+//! are due; it never blocks. [`Tracked::state`] shows failures, and the worker retries. The VM's
+//! size bounds the memory used.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -31,35 +31,35 @@ use super::outside::{Outside, OutsideError};
 
 /// How often a step is due.
 pub const STEP: Duration = Duration::from_millis(100);
-/// How often what is known is summed up: as often as the probes renew it.
+/// How often a reading is made: as often as the probes renew it.
 const READING_EVERY: Duration = Duration::from_millis(200);
-/// How often it is looked whether everything is back.
+/// The interval of steps until all memory is read back.
 const RELEASE_STEP: Duration = Duration::from_millis(2);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(64);
-/// When it is looked again whether a VM can be tracked from outside that could not be.
+/// The shortest pause before a VM that could not be tracked from outside is checked again.
 const UNFIT_RETRY: Duration = Duration::from_secs(10);
 const LAST_UNFIT_RETRY: Duration = Duration::from_secs(600);
-/// How often a VM that is tracked from outside is summed up: its curve changes that slowly.
+/// How often a reading is made of a VM that is tracked from outside: its curve changes slowly.
 const OUTSIDE_READING_EVERY: Duration = Duration::from_secs(1);
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// Where the tracking of a VM stands.
+/// The state of a VM's tracking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// On the way.
+    /// The shim has not answered yet, or the VM was not inspected yet.
     Connecting,
-    /// Tracking.
+    /// The VM is tracked.
     Tracking,
-    /// Not now; tried again.
+    /// The VM is not tracked now; the worker retries.
     Waiting {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Not this VM, as it was started; tried again, rarely.
+    /// The VM cannot be tracked as it was started; the worker retries rarely.
     Unsupported {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
@@ -70,25 +70,25 @@ pub struct Tracked {
     process: Identity,
     settings: Settings,
     swapped: Bytes,
-    /// What the guest may use, where that is not all its RAM.
+    /// The memory that the guest may use; `None`: all its RAM.
     memory: Option<Bytes>,
     freed: FreedOrder,
-    /// What it is to have in memory at most.
+    /// The most that it may have in memory.
     resident: Option<Bytes>,
     state: State,
     phase: Phase,
     retry: Duration,
     reading: Option<Reading<Tracking>>,
-    /// What tracking took before the connection there is.
+    /// The cost of tracking before the present connection.
     before: Option<Before>,
-    /// It is tracked from outside, and has so much RAM; `None`: by its shim.
+    /// The RAM of a VM that is tracked from outside; `None`: its shim tracks it.
     attach: Option<Bytes>,
-    /// What QEMU occupies beside its guest.
+    /// The memory that QEMU occupies besides its guest's.
     own: Option<Bytes>,
-    /// What the VM held when the reading was made; `None`: not known.
+    /// The host memory of the VM when the reading was made; `None`: not known.
     held: Option<Bytes>,
     reading_due: Instant,
-    /// The number of the connection, among all of this process.
+    /// The number of the connection, unique in this process.
     session: u64,
 }
 
@@ -101,7 +101,7 @@ enum Phase {
 }
 
 impl Tracked {
-    /// Will track the VM of this QEMU process when its shim can be reached.
+    /// Will track the VM of this QEMU process once its shim accepts a connection.
     #[must_use]
     pub fn new(process: Identity, settings: Settings) -> Self {
         Self {
@@ -124,7 +124,7 @@ impl Tracked {
         }
     }
 
-    /// Will track the VM of this QEMU process, which has so much RAM, from outside: nothing is
+    /// Will track the VM of this QEMU process, which has `ram` of RAM, from outside: nothing is
     /// loaded into it.
     #[must_use]
     pub fn attached(process: Identity, ram: Bytes, settings: Settings) -> Self {
@@ -134,13 +134,13 @@ impl Tracked {
     /// Connects to the shim of this QEMU process.
     ///
     /// # Errors
-    /// When there is none; later failures are tried again instead.
+    /// When the connection fails; later failures are retried instead.
     pub fn connect(process: Identity, settings: Settings) -> Result<Self, LinkError> {
         let link = Box::new(Link::connect(process)?);
         Ok(Self { phase: Phase::Greeting(link), ..Self::new(process, settings) })
     }
 
-    /// Takes what has come and sends what is due. Never waits.
+    /// Handles the messages that have come, and sends the requests that are due. Never blocks.
     pub fn step(&mut self) {
         let began = own_cpu_ns();
         if let Some(ram) = self.attach {
@@ -158,13 +158,13 @@ impl Tracked {
         }
     }
 
-    /// Where it stands.
+    /// The state of its tracking.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// What is known, and of when; `None`: nothing yet. What tracking costs is of the last step.
+    /// The last reading, with its time; `None`: there is none yet. Its cost is of the last step.
     #[must_use]
     pub fn reading(&self) -> Option<Reading<Tracking>> {
         let Reading { value: known, at } = self.reading.as_ref()?;
@@ -191,13 +191,13 @@ impl Tracked {
         }
     }
 
-    /// Traps that the shim overwrote before they were read, since the connection was made.
+    /// The number of traps on this connection that the shim overwrote before they were read.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.linked().map_or(0, Linked::lost)
     }
 
-    /// Whether everything is followed now; intermittent tracking rests.
+    /// Whether all granules are tracked now; intermittent tracking pauses.
     #[must_use]
     pub fn is_following(&self) -> bool {
         self.linked().is_some_and(Linked::is_following)
@@ -214,13 +214,13 @@ impl Tracked {
         self.process
     }
 
-    /// Its number.
+    /// The number of QEMU's process.
     pub(super) fn pid(&self) -> u32 {
         self.process.pid
     }
 
-    /// Takes what has come, and does something with the shim, if there is one: it gets the number
-    /// of the connection as well. An error ends the connection.
+    /// Handles the messages that have come, and calls `work` with the shim, if it is connected, and
+    /// the number of the connection. An error ends the connection.
     pub(super) fn with_shim<T>(
         &mut self,
         work: impl FnOnce(&mut Linked, u64) -> Result<T, LinkError>,
@@ -237,7 +237,7 @@ impl Tracked {
         }
     }
 
-    /// Guest RAM, as the shim or the kernel tells it.
+    /// The size of guest RAM, from the shim or the kernel.
     #[must_use]
     pub fn ram(&self) -> Option<Bytes> {
         match &self.phase {
@@ -247,13 +247,13 @@ impl Tracked {
         }
     }
 
-    /// How much of the guest lies in its swap: it is added to a working set that fills what the
-    /// guest has (`pages::working_set`).
+    /// Sets the guest's swap in use. It is added to a working set that fills the guest's memory
+    /// (`pages::working_set`).
     pub fn set_swapped(&mut self, swapped: Bytes) {
         self.swapped = swapped;
     }
 
-    /// A VM that is tracked from outside has so much RAM now.
+    /// Sets the RAM of a VM that is tracked from outside.
     pub fn set_ram(&mut self, ram: Bytes) {
         if let Some(known) = &mut self.attach {
             *known = ram;
@@ -263,20 +263,20 @@ impl Tracked {
         }
     }
 
-    /// What the guest may use: less than its RAM where a balloon holds the rest.
+    /// Sets the memory that the guest may use: less than its RAM if a balloon holds the rest.
     pub fn set_memory(&mut self, memory: Bytes) {
         self.memory = Some(memory);
     }
 
-    /// What QEMU occupies beside its guest: without it no working set is held against what the VM
-    /// holds.
+    /// Sets the memory that QEMU occupies besides its guest's. Without it, the VM's host memory
+    /// does not bound the working set.
     pub fn set_own(&mut self, own: Option<Bytes>) {
         self.own = own;
         self.pass_on_resident();
     }
 
-    /// What it is to have in memory at most: the rest is paged out, what was not touched for
-    /// longest first. `None`: what is out comes back.
+    /// Sets the most that it may have in memory. The rest is paged out, the longest untouched
+    /// first. `None`: all of it is read back.
     pub fn set_resident(&mut self, resident: Option<Bytes>) {
         self.resident = resident;
         self.pass_on_resident();
@@ -290,7 +290,7 @@ impl Tracked {
         }
     }
 
-    /// Where its memory is; `None`: nothing is to be paged out, or that is not known.
+    /// The state of its paging; `None`: there is no target, or it is not known.
     #[must_use]
     pub fn cold(&self) -> Option<Reading<model::Cold>> {
         match &self.phase {
@@ -300,7 +300,7 @@ impl Tracked {
         }
     }
 
-    /// Why nothing of it is paged out, although it is to be.
+    /// The reason why nothing is paged out, although there is a target.
     #[must_use]
     pub fn why_not_paged_out(&self) -> Option<&str> {
         match &self.phase {
@@ -310,7 +310,8 @@ impl Tracked {
         }
     }
 
-    /// An earlier worker took this share of a vCPU's time in the half minute before that moment.
+    /// Sets the cost of an earlier worker: the share of a vCPU's time, and the end of the window of
+    /// half a minute in which it was taken.
     #[must_use]
     pub fn after(self, spent: Option<Reading<f64>>) -> Self {
         let before = |spent: Reading<f64>| {
@@ -320,7 +321,7 @@ impl Tracked {
         Self { before: spent.map(before), ..self }
     }
 
-    /// What is to become of what the guest frees.
+    /// Sets how pages are handled that the guest frees.
     pub fn set_freed(&mut self, order: FreedOrder) {
         self.freed = order;
         if let Phase::Linked(linked) = &mut self.phase {
@@ -328,13 +329,13 @@ impl Tracked {
         }
     }
 
-    /// What the guest has freed; `None`: nothing is known of it.
+    /// The pages that the guest has freed; `None`: not known.
     #[must_use]
     pub fn freed(&self) -> Option<Reading<FreePages>> {
         self.linked()?.freed().reading()
     }
 
-    /// Whether its next step is to come at once: something is just being taken, or paged.
+    /// Whether its next step is due at once: freed pages are being taken, or memory is read back.
     pub(super) fn is_busy(&self) -> bool {
         match &self.phase {
             Phase::Linked(linked) => linked.is_taking() || linked.paging().is_busy(),
@@ -343,14 +344,14 @@ impl Tracked {
         }
     }
 
-    /// Why nothing that is freed is taken just now, although it is to be.
+    /// The reason why no freed pages are taken now, although they should be.
     #[must_use]
     pub fn why_not_taken(&self) -> Option<&str> {
         self.linked()?.freed().why_not()
     }
 
-    /// Has everything given back. The closing of the connection would do, too, but for what is
-    /// paged out: that is read only now.
+    /// Starts to give everything back. Closing the connection would give back revoked pages too,
+    /// but only this reads back paged-out memory.
     pub fn begin_release(&mut self) {
         match &mut self.phase {
             Phase::Linked(linked) => linked.release(),
@@ -359,7 +360,7 @@ impl Tracked {
         }
     }
 
-    /// Whether what was paged out is still on its way back, since [`Self::begin_release`].
+    /// Whether paged-out memory is still being read back since [`Self::begin_release`].
     #[must_use]
     pub fn is_releasing(&self) -> bool {
         match &self.phase {
@@ -369,7 +370,7 @@ impl Tracked {
         }
     }
 
-    /// Has everything given back, and ends.
+    /// Gives everything back, and waits until it is done.
     pub fn release(mut self) {
         self.begin_release();
         while self.is_releasing() {
@@ -397,7 +398,7 @@ impl Tracked {
                 }
                 if Instant::now() >= self.reading_due {
                     self.reading_due = Instant::now() + READING_EVERY;
-                    // Where nothing new is known, what is known grows older.
+                    // Without a new reading, the old one stays.
                     self.reading = linked.reading().or(self.reading.take());
                     let shared = linked.shared();
                     let holdings = self.own.and_then(|own| Holdings::of(self.process, own));
@@ -405,7 +406,7 @@ impl Tracked {
                 }
                 Ok(())
             }
-            // It has no shim to talk to.
+            // There is no shim.
             Phase::Outside(_) => Ok(()),
         }
     }
@@ -433,7 +434,7 @@ impl Tracked {
         Ok(())
     }
 
-    /// Stops looking at the VM. What is paged out comes back at its touch.
+    /// Stops tracking the VM. Paged-out memory comes back when the guest touches it.
     fn leave(&mut self, error: &OutsideError) {
         let why = error.to_string();
         let is_lasting = matches!(error, OutsideError::Unfit(_));
@@ -443,7 +444,7 @@ impl Tracked {
             let share = outside.cost().vcpu_share;
             self.before = Some(Before { share, until_us: now_us() });
         }
-        // To find out takes milliseconds for each GiB of it.
+        // Another check takes milliseconds per GiB of RAM.
         let pause = if is_lasting { self.retry.max(UNFIT_RETRY) } else { self.retry };
         self.phase = Phase::Apart { next: Instant::now() + pause };
         self.retry = (self.retry * 2).min(if is_lasting { LAST_UNFIT_RETRY } else { LAST_RETRY });
@@ -467,7 +468,7 @@ impl Tracked {
         Ok(())
     }
 
-    /// Drops the connection, which has the shim give everything back.
+    /// Drops the connection, whereupon the shim gives everything back.
     fn part(&mut self, error: &LinkError) {
         let why = error.to_string();
         let is_lasting =

@@ -1,11 +1,11 @@
 //! The pages that stand for a VM's memory when it is tracked from outside.
 //!
-//! A page that is paged out alone breaks the huge page that it is part of. So a VM whose memory is
-//! in huge pages is seen through few of its [`BLOCK`]s: one, at random, of each [`STRATUM`] in the
-//! order of their addresses (stratified cluster sampling: Cochran, Sampling Techniques, 1977, §5
-//! and §9). Only these are broken. Any page of any other VM may be chosen.
+//! Paging out a single page splits the huge page that it is part of. So the sample of a VM in huge
+//! pages has few of its [`BLOCK`]s: in the order of addresses, one at random of each [`STRATUM`]
+//! (stratified cluster sampling: Cochran, Sampling Techniques, 1977, §5 and §9). Only these are
+//! split. The sample of any other VM has all its pages.
 //!
-//! Pages are counted through all spans without gaps.
+//! Pages are numbered through all spans without gaps.
 
 use model::Bytes;
 use sys::outside::Piece;
@@ -13,25 +13,25 @@ use sys::outside::Piece;
 use crate::granules::PAGE;
 use crate::pager::BLOCK;
 
-/// Pages of a block.
+/// The number of pages in a block.
 const BLOCK_PAGES: u32 = 512;
-/// One block of this number is broken: one part in twelve of the VM's huge pages.
+/// One block of this number is in the sample: a twelfth of the VM's huge pages are split.
 const STRATUM: u64 = 12;
-/// The inverse of the share of memory in huge pages from which on a VM is said to be in them.
+/// The inverse of the share of huge pages in memory above which they are kept.
 const FEW_HUGE: u64 = 20;
-/// A VM with less in memory has hardly begun.
+/// A VM with less resident memory has just started.
 const JUST_BEGUN: Bytes = Bytes::mib(32);
 
-/// Pages of a VM.
+/// The sample of a VM's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// In the order of their first pages.
+    /// The spans, ordered by their first pages.
     spans: Vec<Span>,
-    /// Pages of the VM.
+    /// The number of pages of the VM.
     all: u64,
 }
 
-/// Pages that follow each other.
+/// A run of contiguous pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     address: u64,
@@ -40,7 +40,7 @@ struct Span {
 }
 
 impl Sample {
-    /// Of a VM whose RAM is in these pieces.
+    /// A sample of a VM whose RAM is in these pieces.
     pub(super) fn of(pieces: &[Piece], random: &mut fastrand::Rng) -> Self {
         let all = pieces.iter().map(|piece| piece.range.len / PAGE).sum();
         let mut sample = Self { spans: Vec::new(), all };
@@ -48,8 +48,7 @@ impl Sample {
             let blocks: Vec<u64> = pieces.iter().flat_map(blocks).collect();
             let whole = usize::try_from(STRATUM).unwrap_or(usize::MAX);
             for stratum in blocks.chunks(whole) {
-                // The last stratum may be shorter: each of its blocks has the same chance all the
-                // same.
+                // The last stratum may be shorter: each of its blocks still has the same chance.
                 if let Some(block) = stratum.get(random.usize(..whole)) {
                     sample.push(*block, BLOCK_PAGES);
                 }
@@ -71,23 +70,23 @@ impl Sample {
         self.spans.push(Span { address, first, pages });
     }
 
-    /// Pages in it.
+    /// The number of pages in the sample.
     pub(super) fn pages(&self) -> u32 {
         self.spans.last().map_or(0, |last| last.first + last.pages)
     }
 
-    /// The VM's memory.
+    /// The size of the VM's memory.
     pub(super) fn ram(&self) -> Bytes {
         Bytes(self.all * PAGE)
     }
 
-    /// How many pages of the VM each of these stands for.
+    /// The number of pages of the VM for which each page of the sample stands.
     #[expect(clippy::cast_precision_loss, reason = "a share needs three digits")]
     pub(super) fn scale(&self) -> f64 {
         self.all as f64 / f64::from(self.pages().max(1))
     }
 
-    /// Where a page is.
+    /// The address of a page of the sample.
     pub(super) fn address(&self, page: u32) -> u64 {
         let after = self.spans.partition_point(|span| span.first <= page);
         let span = after.checked_sub(1).and_then(|at| self.spans.get(at));
@@ -95,8 +94,8 @@ impl Sample {
     }
 }
 
-/// Whether enough of this memory is in huge pages to keep them. Of a VM that has
-/// hardly begun it is not known: its memory may come in huge pages.
+/// Whether enough of this memory is in huge pages to keep them. A VM that has just started counts
+/// as such: its memory may yet come in huge pages.
 pub(super) fn in_huge_pages(pieces: &[Piece]) -> bool {
     let resident: Bytes = pieces.iter().map(|piece| piece.resident).sum();
     let huge: Bytes = pieces.iter().map(|piece| piece.huge).sum();

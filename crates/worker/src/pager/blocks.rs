@@ -1,4 +1,4 @@
-//! The blocks of 2 MiB that a VM's memory is paged out by, and what is known of each.
+//! The blocks of 2 MiB in which a VM's memory is paged out, and the state of each.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -8,12 +8,11 @@ use sys::userfaultfd::Range;
 
 /// The length of a block: a huge page.
 pub(in super::super) const BLOCK: u64 = 2 << 20;
-/// Pages that one call pages out at most, in bytes.
+/// The most memory that one call pages out, in bytes.
 pub(super) const PIECE: u64 = 128 << 10;
-/// A block is tried again after this time; after twice as long when little of it stayed out, and so
-/// on …
+/// A block is tried again after this time. The time doubles whenever little of it stayed out.
 pub(super) const AGAIN: Duration = Duration::from_secs(60);
-/// … up to this many times twice: some nine hours.
+/// The most doublings of that time: some nine hours.
 const MOST_DOUBLED: u8 = 9;
 /// A trial has paid if at least one of this number of its pages stays out.
 const PAYS: usize = 4;
@@ -21,20 +20,20 @@ const PAYS: usize = 4;
 /// A block of a VM's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Block {
-    /// When it may be tried (again), in seconds since the pager began.
+    /// When it may be tried next, in seconds since the pager began.
     pub(super) due_s: u32,
-    /// When it went out last, alike; 0: never.
+    /// When it was last paged out, in the same seconds; 0: never, or it was read back.
     pub(super) out_s: u32,
-    /// Pages of it that were out then.
+    /// Pages of it that were out then; 0: there is no trial to judge.
     pub(super) out: u16,
-    /// The kernel was asked for it, and has only noted that.
+    /// The kernel was asked to page it out, and has only cleared the accessed bits.
     pub(super) is_asked: bool,
-    /// How often its time was doubled.
+    /// How often [`AGAIN`] is doubled for it.
     pub(super) doubled: u8,
 }
 
 impl Block {
-    /// Takes in the number of its pages that are out; returns whether its paging out has paid.
+    /// Notes that `out` of its pages are out now; returns whether its trial has paid.
     pub(super) fn judge(&mut self, out: usize, now_s: u32) -> bool {
         let pays = self.out > 0 && out >= usize::from(self.out).div_ceil(PAYS);
         self.doubled = if pays { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
@@ -48,12 +47,12 @@ pub(super) fn leaves_enough(left: usize, here: usize) -> bool {
     left >= here.div_ceil(PAYS)
 }
 
-/// The pages of a block that stand for the VM.
+/// The tracked pages of a block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pages: u32,
     in_use: u32,
-    /// The shortest time for which one that is not in use has not been touched.
+    /// The shortest time since the last touch of a page that is not in use.
     ticks: u32,
 }
 
@@ -67,8 +66,8 @@ impl Seen {
         self.pages += 1;
     }
 
-    /// Less is tried earlier: a small share in use, then a long time. A block of which no page is
-    /// known counts as one that is half in use.
+    /// The lower rank is tried first: a small share in use, then a long time untouched. A block
+    /// without tracked pages counts as half in use.
     pub(super) fn rank(self) -> (u32, Reverse<u32>) {
         let share = (self.in_use * 100).checked_div(self.pages).unwrap_or(50);
         (share, Reverse(self.ticks))
@@ -87,7 +86,7 @@ pub(super) fn block_of(ranges: &[Range], address: u64) -> Option<usize> {
     None
 }
 
-/// The memory of the block of this number, of all of these ranges.
+/// The memory of a block, numbered through all of these ranges.
 pub(super) fn block_range(ranges: &[Range], mut block: u64) -> Range {
     for range in ranges {
         let blocks = range.len.div_ceil(BLOCK);
@@ -134,7 +133,7 @@ mod tests {
         assert_eq!(pauses[..3], [120, 240, 480]);
         assert_eq!(pauses[11], 60 << MOST_DOUBLED);
         assert!(block.judge(90, 1_000) && block.due_s == 1_060);
-        // Nothing of it could leave: it is pinned, or the kernel has only noted that it was asked.
+        // No page went out: all are pinned, or the kernel has only cleared their accessed bits.
         let mut pinned = Block::default();
         assert!(!pinned.judge(0, 1_000) && pinned.due_s == 1_120);
         assert!(leaves_enough(1, 4) && !leaves_enough(1, 5) && !leaves_enough(0, 1));

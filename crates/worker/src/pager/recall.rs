@@ -1,4 +1,4 @@
-//! Reading back in bulk: a part in each step, and no more than the host has room for.
+//! Reads memory back in bulk: a part in each step, and no more than the host has room for.
 
 use std::io;
 use std::num::NonZero;
@@ -15,23 +15,23 @@ use sys::userfaultfd::Range;
 use super::blocks::{BLOCK, block_range};
 use crate::granules::PAGE;
 
-/// The most that one step reads back, …
+/// The most memory that one step reads back.
 pub(super) const BATCH: Bytes = Bytes::mib(256);
-/// … on how many threads, …
+/// The most threads that read.
 const MOST_THREADS: usize = 4;
-/// … and for how long.
+/// The longest time of one step.
 pub(super) const LONGEST: Duration = Duration::from_millis(100);
-/// Memory in swap that is not worth another pass.
+/// The most memory in swap that needs no further pass.
 const LITTLE: Bytes = Bytes::mib(1);
 /// The inverse of the share of the host's memory that stays available during a recall.
 const SPARE: u64 = 32;
 
-/// The host's memory that may be filled by what is read back.
+/// The host's memory that may be filled by reading back.
 pub(super) fn room() -> Bytes {
     MemInfo::read().map_or(Bytes::ZERO, |host| host.available.minus(Bytes(host.total.0 / SPARE)))
 }
 
-/// Brings back what of this range is out; answers how much that was.
+/// Reads back the pages of this range that are out; returns their size.
 fn read_back(memory: &Memory, range: Range) -> io::Result<Bytes> {
     let mut runs: Vec<Range> = Vec::new();
     for (at, _) in (0..).zip(memory.places(range)?).filter(|(_, place)| *place == Place::Out) {
@@ -45,8 +45,8 @@ fn read_back(memory: &Memory, range: Range) -> io::Result<Bytes> {
     Ok(Bytes(runs.iter().map(|run| run.len).sum()))
 }
 
-/// Brings back what of these blocks is out, on all CPUs, for [`LONGEST`] at most; answers
-/// how many blocks are done.
+/// Reads back the pages of these blocks that are out, about `most` and for [`LONGEST`] at most, on
+/// up to [`MOST_THREADS`] threads. Returns how many blocks are done.
 pub(super) fn read_blocks(memory: &Memory, blocks: &[Range], most: Bytes) -> io::Result<usize> {
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
     let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
@@ -67,7 +67,7 @@ pub(super) fn read_blocks(memory: &Memory, blocks: &[Range], most: Bytes) -> io:
     Ok(next.into_inner().min(blocks.len()))
 }
 
-/// Reads back all that is out of a process, QEMU's own memory among it.
+/// Reads back all memory of a process, including QEMU's own.
 #[derive(Debug)]
 pub(super) struct Recall {
     blocks: Vec<Range>,
@@ -82,7 +82,7 @@ impl Recall {
         process.still(Self { blocks, next: 0 })
     }
 
-    /// Reads some of it; answers whether that was the last.
+    /// Reads back a part; returns whether it was the last.
     pub(super) fn step(&mut self, memory: &Memory) -> io::Result<bool> {
         let rest = self.blocks.get(self.next..).unwrap_or_default();
         self.next += read_blocks(memory, rest, BATCH.min(room()))?;
@@ -90,9 +90,9 @@ impl Recall {
     }
 }
 
-/// Reads back everything of a process that is in swap, until this moment at the latest. A shim
-/// that lost its worker may still move pages, also behind the place that is being read: so all is
-/// read again until a pass has found little.
+/// Reads back all memory of a process that is in swap, until `until` at the latest. A shim that
+/// lost its worker may still move pages, also to memory that was already read. So further passes
+/// read all memory again, until little is in swap, or a pass has not reduced it.
 pub(in super::super) fn recall_all(process: Identity, until: Instant) -> io::Result<()> {
     let memory = Memory::of(process)?;
     loop {
