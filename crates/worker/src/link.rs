@@ -362,9 +362,9 @@ impl Link {
     /// The next answer that has come; `None`: there is none now.
     pub(super) fn poll(&mut self) -> Result<Option<News>, LinkError> {
         let Some(packet) = self.connection.receive(&mut self.buffer)? else {
-            let is_late = |(asked, since): &(Asked, Instant)| since.elapsed() > asked.patience();
-            return if self.in_flight.values().any(is_late) {
-                Err(LinkError::Silent(PATIENCE))
+            let is_late = |(asked, since): &&(Asked, Instant)| since.elapsed() > asked.patience();
+            return if let Some((late, _)) = self.in_flight.values().find(is_late) {
+                Err(LinkError::Silent(late.patience()))
             } else {
                 Ok(None)
             };
