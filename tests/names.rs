@@ -66,7 +66,7 @@ const ALLOWED: [(&str, usize); 107] = [
     ("One", 3),
     ("Order", 7),
     ("Outcome", 8),
-    ("Page", 4),
+    ("Page", 3),
     ("Pages", 3),
     ("Pair", 3),
     ("Part", 6),
