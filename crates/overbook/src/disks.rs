@@ -53,7 +53,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config_files;
+use crate::{config_files, log};
 use cached::Cached;
 
 /// Name of the status socket. No disk has this name, because names of disks do not begin with
@@ -183,14 +183,14 @@ fn need_no_memory() {
     if let Err(error) = become_io_flusher()
         && kernel_uses_nbd()
     {
-        eprintln!("overbook: the kernel may have this process wait for its own disks: {error}");
+        log::warn(&format!("the kernel may have this process wait for its own disks: {error}"));
     }
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        eprintln!("overbook: a core dump of this process would have guests' pages: {error}");
+        log::warn(&format!("a core dump of this process would have guests' pages: {error}"));
     }
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     if let Err(error) = mlockall(all) {
-        eprintln!("overbook: this process may be swapped out itself: {error}");
+        log::warn(&format!("this process may be swapped out itself: {error}"));
     }
 }
 

@@ -17,6 +17,8 @@ use sys::meminfo::MemInfo;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use crate::log;
+
 /// Interval at which the host is checked.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a slab can be read after its notice.
@@ -133,7 +135,7 @@ async fn work<T: Default + Send + 'static>(
 fn say(host: &MemInfo, slabs: usize, what: &str) {
     if slabs > 0 {
         let (size, available) = (Bytes((slabs * SLAB) as u64), host.available);
-        eprintln!("overbook: the host has {available} available: {size} {what}");
+        log::info(&format!("the host has {available} available: {size} {what}"));
     }
 }
 

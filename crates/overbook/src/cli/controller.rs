@@ -4,8 +4,8 @@ use model::spec::PoolSpec;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{context::Context, error::CliError, output::Output};
-use crate::config_files;
 use crate::pool::{self, controller::Controller};
+use crate::{config_files, log};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -26,7 +26,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
             return Err(CliError::Said("no signals can be heard".to_owned()));
         };
         tokio::select! {
-            () = Controller::new(store, who, spec.rest).run(|what| eprintln!("overbook: {what}")) => {}
+            () = Controller::new(store, who, spec.rest).run(|what| log::info(&what.to_string())) => {}
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }

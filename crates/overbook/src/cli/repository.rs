@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{error::CliError, output::Output};
+use crate::log;
 use crate::repository::{can_lend, mind_host};
 
 #[derive(Debug, Args)]
@@ -41,7 +42,7 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     // Clients' pages are encrypted, but a dump would tell which of them are used, and when.
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        eprintln!("overbook: a core dump of this process would have what it lends: {error}");
+        log::warn(&format!("a core dump of this process would have what it lends: {error}"));
     }
     heap::give_back_large();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -89,7 +90,7 @@ async fn serve(arguments: &Arguments) -> Result<(), CliError> {
         }
         (None, None) => return Err(said("name --listen or --unix".to_owned())),
     };
-    eprintln!("overbook: lends {} at {listens}", Bytes((all * SLAB) as u64));
+    log::info(&format!("lends {} at {listens}", Bytes((all * SLAB) as u64)));
     let ended = async || {
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

@@ -22,7 +22,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use sys::process::{Child, Spawn};
 
 use super::{DisksError, STATUS, files, status_socket};
-use crate::config_files;
+use crate::{config_files, log};
 
 /// How soon a signal to end is noticed.
 const LOOK: Duration = Duration::from_millis(200);
@@ -63,11 +63,11 @@ pub(super) fn run(config: &Path, group: &GroupName) -> Result<(), DisksError> {
         let opened = files::open(disk);
         let file = opened.map_err(|error| DisksError::Disk { disk: name.clone(), error })?;
         for news in &file.news {
-            eprintln!("overbook: disk {name}: {news}");
+            log::warn(&format!("disk {name}: {news}"));
         }
         let path = spec.disk_socket(name);
         let listener = listen(&path, file.owner).map_err(unusable("socket", &path))?;
-        eprintln!("overbook: disk {name} of {} at {}", disk.vm, path.display());
+        log::info(&format!("disk {name} of {} at {}", disk.vm, path.display()));
         let (handle, user) = (Some(file.handle), file.owner.0);
         sockets.push(Socket { name: name.clone(), listener, file: handle, user });
     }
@@ -106,7 +106,7 @@ fn keep(config: &Path, group: &GroupName, sockets: &[Socket]) -> Result<(), Disk
                 break status;
             }
         };
-        eprintln!("overbook: what serves the disks of group {group} has ended: {status}");
+        log::warn(&format!("what serves the disks of group {group} has ended: {status}"));
         delay = if begun.elapsed() < SHORT { (2 * delay).min(DELAYS.1) } else { DELAYS.0 };
         std::thread::sleep(delay);
     }
