@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use model::VmName;
-use policy::handover::{Seen, SourceStep, TargetStep};
+use policy::handover::{IntentView, SourceStep, TargetStep};
 use tokio::sync::oneshot;
 
 use super::identity;
@@ -15,7 +15,7 @@ use super::qmp::{Client, QmpError};
 use super::shared::Shared;
 use super::slot::Order;
 
-/// A host's knowledge about an intent when it takes a turn: [`Seen`], owned by the task.
+/// A host's knowledge about an intent when it takes a turn: [`IntentView`], owned by the task.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// The incarnation of the VM for which the host's own step was written.
@@ -35,10 +35,10 @@ pub struct Known {
 impl Known {
     /// The same, borrowed.
     #[must_use]
-    pub fn seen(&self) -> Seen<'_> {
+    pub fn seen(&self) -> IntentView<'_> {
         let (source, target) = (self.source.as_ref(), self.target.as_ref());
         let (is_late, is_alone) = (self.is_late, self.is_alone);
-        Seen { source, target, is_late, is_alone, bar: self.bar.as_deref() }
+        IntentView { source, target, is_late, is_alone, bar: self.bar.as_deref() }
     }
 }
 
