@@ -11,7 +11,7 @@ use lab::merger::Merger;
 use lab::{Lab, LabError, MachineSpec, Provisions, fleet};
 use model::{Bytes, Dedup};
 use overbook_tests::{MAX, skip, take_turn};
-use pages::dedup::Known;
+use pages::dedup::KnownPages;
 use pages::offline::{Builder, Sampling, TableRef};
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
@@ -164,7 +164,7 @@ fn what_a_table_names_is_shared_before_all_else_was_looked_at() {
         builder.add(&page.content, false).unwrap();
     }
     let bytes = builder.finish().to_bytes("one").unwrap();
-    let known = Known::of(&TableRef::parse(&bytes).unwrap());
+    let known = KnownPages::of(&TableRef::parse(&bytes).unwrap());
     let merger = Merger::start_knowing(&pids, Some(4), known).unwrap();
     until("what the table names is merged", || merger.pool_bytes() > 50 << 20);
     let readings = merger.stop();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster::records::{self, Records, Written};
-use cluster::store::{Change, Seat, Store, StoreError};
+use cluster::store::{Change, Store, StoreError, WriterLease};
 use etcd_client::{
     Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions,
 };
@@ -73,7 +73,7 @@ async fn grant(root: &mut Client) {
     root.auth_enable().await.unwrap();
 }
 
-async fn sits(store: &dyn Store, key: &str, who: &str) -> Seat {
+async fn sits(store: &dyn Store, key: &str, who: &str) -> WriterLease {
     let end = Instant::now() + LIMIT;
     loop {
         match store.sit(key, who).await {

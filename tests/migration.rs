@@ -22,7 +22,7 @@ use overbook::drivers::migration::{
 use overbook::drivers::qmp::{Client, Command};
 use overbook::pki::{self, Order};
 use overbook_tests::{provisions, take_turn};
-use policy::handover::{Seen, SourceQemu, SourceStep, TargetQemu, TargetStep};
+use policy::handover::{IntentView, SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde_json::{Value, json};
 use sys::process::Identity;
 use tokio::runtime::Runtime;
@@ -304,9 +304,9 @@ fn launch(
 }
 
 impl Steps {
-    fn seen(&self, is_late: bool) -> Seen<'_> {
+    fn seen(&self, is_late: bool) -> IntentView<'_> {
         let (source, target) = (self.source.as_ref(), self.target.as_ref());
-        Seen { source, target, is_late, ..Seen::default() }
+        IntentView { source, target, is_late, ..IntentView::default() }
     }
 }
 
@@ -431,7 +431,7 @@ async fn waits(qemu: &mut Qemu, secured: &Secured) -> String {
     loop {
         assert!(begun.elapsed() < LIMIT, "it does not wait");
         if let Some(client) = qemu.client().await {
-            match target_turn(client, false, Seen::default(), ANY_PORT, Some(secured)).await {
+            match target_turn(client, false, IntentView::default(), ANY_PORT, Some(secured)).await {
                 Ok(Turn::Write(TargetStep::Prepared { address })) => return address,
                 Ok(Turn::Did | Turn::Waits) => {}
                 // The QEMU has just been started.

@@ -10,7 +10,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use cluster::records;
-use cluster::store::{Seat, Store};
+use cluster::store::{Store, WriterLease};
 use lab::etcd::Members;
 use model::HostName;
 use overbook::pki::{self, Order};
@@ -73,7 +73,7 @@ impl Host {
 }
 
 /// Host `b` takes its lease in the store of this configuration.
-async fn seat_of_b(config: &Path) -> (std::sync::Arc<dyn Store>, Seat) {
+async fn seat_of_b(config: &Path) -> (std::sync::Arc<dyn Store>, WriterLease) {
     let spec = config_files::load(config).unwrap().pool.unwrap();
     let store = pool::store(&spec).await.unwrap();
     let end = Instant::now() + LIMIT;

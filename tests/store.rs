@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::store::{Change, Seat, Snapshot, Store, StoreError, embedded::Embedded, etcd::Etcd};
+use cluster::store::{
+    Change, Snapshot, Store, StoreError, WriterLease, embedded::Embedded, etcd::Etcd,
+};
 use lab::etcd::Members;
 use overbook_tests::skip;
 use tokio::runtime::Runtime;
@@ -35,7 +37,7 @@ async fn read(store: &dyn Store, prefix: &str) -> Snapshot {
     until("a read", async || store.read(prefix).await).await
 }
 
-async fn sits(store: &dyn Store, who: &str) -> Seat {
+async fn sits(store: &dyn Store, who: &str) -> WriterLease {
     let end = Instant::now() + LIMIT;
     loop {
         if let Some(seat) = until("a seat", async || store.sit("controller", who).await).await {

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** A host or a controller that was cut off for a while does not know that others
 //! have replaced it. An election alone does not help, because its writes may arrive late.
-//! **Idea.** Each writer holds a lease ([`Seat`]) on a key, which no other writer can take
+//! **Idea.** Each writer holds a lease ([`WriterLease`]) on a key, which no other writer can take
 //! meanwhile. Each write names its lease, and the store commits it only if exactly that lease is
 //! still held (fencing): all of it or nothing.
 //!
@@ -45,7 +45,7 @@ pub enum StoreError {
 
 /// A writer's lease: the right to write, while it is renewed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seat {
+pub struct WriterLease {
     /// The key of the lease.
     pub key: String,
     /// The fencing token: it distinguishes this acquisition of the lease from the next.
@@ -103,19 +103,19 @@ pub trait Store: Send + Sync {
         &'a self,
         key: &'a str,
         who: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>>;
+    ) -> BoxFuture<'a, Result<Option<WriterLease>, StoreError>>;
 
     /// Renews the lease for another [`SEAT_TTL`].
-    fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>>;
+    fn stay<'a>(&'a self, seat: &'a WriterLease) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// Releases the lease.
-    fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn rise(&self, seat: WriterLease) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Commits all of this; or nothing, if the lease is no longer held, or a precondition has
     /// changed.
     fn write<'a>(
         &'a self,
-        seat: &'a Seat,
+        seat: &'a WriterLease,
         still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>>;

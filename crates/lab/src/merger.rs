@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
-use pages::dedup::Known;
+use pages::dedup::KnownPages;
 use sys::process::Identity;
 use worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 
@@ -61,7 +61,7 @@ impl Merger {
     pub fn start_knowing(
         pids: &[u32],
         pages_per_ms: Option<u32>,
-        known: Known,
+        known: KnownPages,
     ) -> Result<Self, LabError> {
         let mut dedup = Dedup::new(GROUP);
         dedup.set_known(Some(known));

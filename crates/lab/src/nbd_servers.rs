@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use overbook::pki::{self, Order, Purpose};
 use pageserver::layer::Layer;
-use pageserver::layers::fault::{Fault, Faults};
+use pageserver::layers::fault::{FaultLayer, InjectedFaults};
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
@@ -307,7 +307,10 @@ impl ServeMemory {
         let layer: Arc<dyn Layer> = if delay.is_zero() {
             memory
         } else {
-            Arc::new(Fault::over(memory, Faults { delay, ns_per_byte, ..Faults::default() }))
+            Arc::new(FaultLayer::over(
+                memory,
+                InjectedFaults { delay, ns_per_byte, ..InjectedFaults::default() },
+            ))
         };
         let catalogue = Arc::new(One(layer));
         let server = Server::new(catalogue, tls, Limits::default());

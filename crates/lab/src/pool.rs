@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cluster::records::Records;
 use cluster::store::etcd::Etcd;
-use cluster::store::{Change, Seat, Snapshot, Store, StoreError};
+use cluster::store::{Change, Snapshot, Store, StoreError, WriterLease};
 use model::Bytes;
 use serde_json::json;
 use sys::process::{Child, Signal, Spawn, children_of};
@@ -156,11 +156,11 @@ impl Pool {
         self.snapshot().ok().map(|snapshot| Records::of(&snapshot))
     }
 
-    /// Acquires the controller's right to write to the store ([`Seat`]), if it is free.
+    /// Acquires the controller's right to write to the store ([`WriterLease`]), if it is free.
     ///
     /// # Errors
     /// The store's error.
-    pub fn sit(&self) -> Result<Option<Seat>, StoreError> {
+    pub fn sit(&self) -> Result<Option<WriterLease>, StoreError> {
         self.runtime.block_on(self.store.sit(cluster::records::CONTROLLER_SEAT, "lab"))
     }
 
@@ -168,7 +168,7 @@ impl Pool {
     ///
     /// # Errors
     /// The store's error.
-    pub fn write(&self, seat: &Seat, change: Change) -> Result<(), StoreError> {
+    pub fn write(&self, seat: &WriterLease, change: Change) -> Result<(), StoreError> {
         self.runtime.block_on(async {
             self.store.stay(seat).await?;
             self.store.write(seat, Vec::new(), vec![change]).await

@@ -51,9 +51,9 @@ pub fn salvage(files: &[(String, String)]) -> Salvaged {
     for (name, text) in files {
         let source = table::Source::new(name, text);
         let root = source.parse_readable();
-        draft.apply(&table::Table::root(&source, root.get_ref()));
+        draft.apply(&table::TableReader::root(&source, root.get_ref()));
     }
-    let path = |text: Option<table::At<String>>| {
+    let path = |text: Option<table::Located<String>>| {
         text.map(|at| PathBuf::from(at.value)).filter(|path| path.is_absolute())
     };
     let globs = draft.qmp.into_iter().flat_map(|list| list.value).map(|glob| glob.value);
@@ -75,7 +75,7 @@ pub fn parse(files: &[(String, String)]) -> Result<Spec, Faults> {
     for (name, text) in files {
         let source = table::Source::new(name, text);
         match source.parse() {
-            Some(root) => draft.apply(&table::Table::root(&source, root.get_ref())),
+            Some(root) => draft.apply(&table::TableReader::root(&source, root.get_ref())),
             None => all_parsed = false,
         }
         faults.append(&mut source.into_faults());

@@ -34,8 +34,8 @@ use model::{Bytes, CacheReading, DiskReading, GroupName, RepositoriesReading, Sp
 use pageserver::budget::Budget;
 use pageserver::layer::Layer;
 use pageserver::layers::cache::Cache;
-use pageserver::layers::count::{Count, Counters};
-use pageserver::layers::fault::{Fault, Faults};
+use pageserver::layers::count::{Count, OperationCounters};
+use pageserver::layers::fault::{FaultLayer, InjectedFaults};
 use pageserver::layers::file::File;
 use pageserver::layers::remote::{Address, Remote};
 use pageserver::layers::seal::{PAGE, Seal};
@@ -144,7 +144,7 @@ struct Disk {
     name: String,
     vm: VmName,
     layer: Arc<Count>,
-    counters: Arc<Counters>,
+    counters: Arc<OperationCounters>,
     near: Option<Near>,
 }
 
@@ -279,8 +279,8 @@ impl Disk {
             0 => Arc::new(file),
             us => {
                 let delay = Duration::from_micros(us.into());
-                let faults = Faults { delay, ..Faults::default() };
-                Arc::new(Fault::over(Arc::new(file), faults))
+                let faults = InjectedFaults { delay, ..InjectedFaults::default() };
+                Arc::new(FaultLayer::over(Arc::new(file), faults))
             }
         };
         let (below, near): (Arc<dyn Layer>, _) = if spec.repositories.is_empty() {
@@ -312,7 +312,7 @@ impl Disk {
 
     fn status(&self) -> DiskReading {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { reads, writes, trimmed, errors } = &*self.counters;
+        let OperationCounters { reads, writes, trimmed, errors } = &*self.counters;
         DiskReading {
             made_of: self.layer.describe(),
             reads: read(&reads.count),

@@ -27,8 +27,8 @@ mod pool;
 mod runs;
 
 pub use book::{Book, Verdict};
-pub use index::{Index, Place};
-pub use known::Known;
+pub use index::{ContentLocation, Index};
+pub use known::KnownPages;
 pub use pool::Pool;
 pub use runs::{Run, least_run, runs};
 

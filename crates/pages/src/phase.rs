@@ -64,11 +64,11 @@ pub enum Judgement {
 /// Decides when to track.
 #[derive(Clone, Debug)]
 pub struct Intermittent {
-    state: Kind,
+    state: Detector,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum Detector {
     Paper(Paper),
     Anchored(Anchored),
 }
@@ -78,9 +78,9 @@ impl Intermittent {
     #[must_use]
     pub fn new(judgement: Judgement) -> Self {
         let state = match judgement {
-            Judgement::Fixed(threshold) => Kind::Paper(Paper::new(threshold, false)),
-            Judgement::Adaptive => Kind::Paper(Paper::new(THRESHOLD, true)),
-            Judgement::Anchored => Kind::Anchored(Anchored::new()),
+            Judgement::Fixed(threshold) => Detector::Paper(Paper::new(threshold, false)),
+            Judgement::Adaptive => Detector::Paper(Paper::new(THRESHOLD, true)),
+            Judgement::Anchored => Detector::Anchored(Anchored::new()),
         };
         Self { state }
     }
@@ -89,8 +89,8 @@ impl Intermittent {
     /// whether tracking is to be on in the next interval.
     pub fn observe(&mut self, working_set: Option<f64>, event: f64) -> bool {
         match &mut self.state {
-            Kind::Paper(paper) => paper.observe(working_set, event),
-            Kind::Anchored(anchored) => anchored.observe(working_set, event),
+            Detector::Paper(paper) => paper.observe(working_set, event),
+            Detector::Anchored(anchored) => anchored.observe(working_set, event),
         }
     }
 
@@ -99,8 +99,8 @@ impl Intermittent {
     #[must_use]
     pub fn working_set(&self) -> Option<f64> {
         match &self.state {
-            Kind::Paper(paper) => paper.held,
-            Kind::Anchored(anchored) => anchored.held(),
+            Detector::Paper(paper) => paper.held,
+            Detector::Anchored(anchored) => anchored.held(),
         }
     }
 }

@@ -68,8 +68,8 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use estimate::{GRID, Known, Touch};
-use granules::{Granules, State};
+use estimate::{GRID, GranuleRecency, Touch};
+use granules::{AccessState, Granules};
 use life_table::{Hazards, IDLE, LifeTable};
 pub use sentinel::Sentinels;
 
@@ -208,9 +208,11 @@ impl Tracker {
         let mut ages = Vec::new();
         for index in 0..self.granules.tracked() {
             let age = match self.granules.state(index) {
-                State::Excluded => continue,
-                State::Revoked => Some(self.granules.age(index, now) + self.granules.before(index)),
-                State::Accessible | State::Pending | State::Absent => None,
+                AccessState::Excluded => continue,
+                AccessState::Revoked => {
+                    Some(self.granules.age(index, now) + self.granules.before(index))
+                }
+                AccessState::Accessible | AccessState::Pending | AccessState::Absent => None,
             };
             ages.push((self.granules.id(index), age));
         }
@@ -243,9 +245,9 @@ impl Tracker {
         self.governor.trapped(1);
         let Some(index) = self.granules.find(granule) else { return };
         match self.granules.state(index) {
-            State::Pending | State::Revoked => {}
-            State::Absent => return self.granules.admit(index),
-            State::Accessible | State::Excluded => return,
+            AccessState::Pending | AccessState::Revoked => {}
+            AccessState::Absent => return self.granules.admit(index),
+            AccessState::Accessible | AccessState::Excluded => return,
         }
         let age = self.granules.age(index, at);
         let class = self.granules.class(index, at);
@@ -278,8 +280,8 @@ impl Tracker {
         for index in 0..self.granules.tracked() {
             let granule = self.granules.id(index);
             match (self.granules.state(index), is_revoked(granule)) {
-                (State::Revoked, false) => self.touched(granule, now),
-                (State::Pending, true) => self.revoked(granule, now),
+                (AccessState::Revoked, false) => self.touched(granule, now),
+                (AccessState::Pending, true) => self.revoked(granule, now),
                 _ => {}
             }
         }
@@ -290,8 +292,10 @@ impl Tracker {
         self.scan(now);
         self.pending.clear();
         for index in 0..self.granules.tracked() {
-            if matches!(self.granules.state(index), State::Pending | State::Revoked | State::Absent)
-            {
+            if matches!(
+                self.granules.state(index),
+                AccessState::Pending | AccessState::Revoked | AccessState::Absent
+            ) {
                 self.granules.admit(index);
             }
         }
@@ -301,14 +305,14 @@ impl Tracker {
     pub fn called_back(&mut self, granule: u32, at: Time) {
         let Some(index) = self.granules.find(granule) else { return };
         match self.granules.state(index) {
-            State::Pending | State::Absent => self.granules.admit(index),
-            State::Revoked => {
+            AccessState::Pending | AccessState::Absent => self.granules.admit(index),
+            AccessState::Revoked => {
                 let class = self.granules.class(index, at);
                 let age = self.granules.age(index, at);
                 self.table.survived(class, self.granules.age(index, self.scanned), age);
                 self.granules.admit(index);
             }
-            State::Accessible | State::Excluded => {}
+            AccessState::Accessible | AccessState::Excluded => {}
         }
     }
 
@@ -353,7 +357,7 @@ impl Tracker {
     fn expire(&mut self, now: Time) {
         let Self { pending, granules, .. } = self;
         pending.retain(|&(index, since)| {
-            let waiting = granules.state(index) == State::Pending;
+            let waiting = granules.state(index) == AccessState::Pending;
             if waiting && now.since(since) >= PATIENCE {
                 granules.admit(index);
             }
@@ -382,28 +386,28 @@ impl Tracker {
         for index in 0..self.granules.tracked() {
             let class = self.granules.class(index, now);
             match self.granules.state(index) {
-                State::Accessible | State::Pending => {
+                AccessState::Accessible | AccessState::Pending => {
                     let seen = self.granules.seen(index, now);
-                    population.push(Known::Accessible { class, seen });
+                    population.push(GranuleRecency::Accessible { class, seen });
                 }
-                State::Absent => {
+                AccessState::Absent => {
                     let seen = self.granules.seen(index, now);
                     let is_hot = class < IDLE;
                     population.push(if is_hot {
-                        Known::Accessible { class, seen }
+                        GranuleRecency::Accessible { class, seen }
                     } else {
-                        Known::Revoked { untouched: seen }
+                        GranuleRecency::Revoked { untouched: seen }
                     });
                     if self.granules.age(index, now) >= AGAIN_TICKS {
                         self.granules.admit(index);
                     }
                 }
-                State::Excluded => {}
-                State::Revoked => {
+                AccessState::Excluded => {}
+                AccessState::Revoked => {
                     let age = self.granules.age(index, now);
                     self.table.survived(class, self.granules.age(index, self.scanned), age);
                     let untouched = age + self.granules.before(index);
-                    population.push(Known::Revoked { untouched });
+                    population.push(GranuleRecency::Revoked { untouched });
                 }
             }
         }
@@ -415,7 +419,7 @@ impl Tracker {
     }
 
     /// Adds the observations since the last scan to the aged curve.
-    fn renew(&mut self, population: &[Known], elapsed: Millis) {
+    fn renew(&mut self, population: &[GranuleRecency], elapsed: Millis) {
         let ticks = elapsed.0 as f64 / TICK.0 as f64;
         let windows =
             estimate::windows(&self.table, &self.hazards, population, &self.touched, ticks);

@@ -116,14 +116,14 @@ impl Account {
 /// Bytes that a connection holds: the first `free` ones are not charged, all others are charged
 /// to the budget.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct BudgetCharge {
     budget: Arc<Budget>,
     free: usize,
     bytes: usize,
     charged: usize,
 }
 
-impl Held {
+impl BudgetCharge {
     /// Holds nothing yet; the first `free` bytes are not charged.
     pub(crate) fn new(budget: Arc<Budget>, free: usize) -> Self {
         Self { budget, free, bytes: 0, charged: 0 }
@@ -160,7 +160,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BudgetCharge {
     fn drop(&mut self) {
         self.budget.give(self.charged);
     }
@@ -177,11 +177,11 @@ mod tests {
     #[test]
     fn the_first_bytes_are_free_and_all_others_are_the_budgets() {
         let budget = Arc::new(Budget::new(2 * STEP, STEP));
-        let mut one = Held::new(budget.clone(), 100);
+        let mut one = BudgetCharge::new(budget.clone(), 100);
         assert!(one.take(100) && budget.used() == 0 && !one.is_charged());
         assert!(one.take(1) && budget.used() == STEP);
         assert!(one.take(STEP) && budget.used() == 2 * STEP);
-        let mut other = Held::new(budget.clone(), 100);
+        let mut other = BudgetCharge::new(budget.clone(), 100);
         assert!(!budget.is_wanted());
         assert!(other.take(100) && !other.take(1) && other.bytes() == 100);
         assert!(budget.is_wanted(), "it is forgotten that one was refused");

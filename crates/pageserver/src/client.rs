@@ -64,13 +64,13 @@ impl From<io::Error> for ClientError {
 /// Sends requests to an export. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
     session: Session,
 }
 
 /// Carries the requests of all clones of a [`Client`]. Nothing happens unless it is polled.
 pub struct Connection<S> {
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
     stream: S,
     input: Incoming,
     /// Bytes that are being sent.
@@ -79,13 +79,13 @@ pub struct Connection<S> {
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct ClientShared {
+    state: Mutex<ClientState>,
     waker: AtomicWaker,
 }
 
 #[derive(Default)]
-struct State {
+struct ClientState {
     in_flight: InFlight,
     waiting: HashMap<u64, Waiting>,
     /// Bytes of data that the waiting requests read or write.
@@ -106,8 +106,8 @@ struct Waiting {
     bytes: usize,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ClientShared {
+    fn state(&self) -> MutexGuard<'_, ClientState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -242,7 +242,7 @@ async fn talk(
 }
 
 fn ready<S>(stream: S, session: Session, input: Incoming) -> (Client, Connection<S>) {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(ClientShared::default());
     let connection = Connection { shared: shared.clone(), stream, input, out: Vec::new(), sent: 0 };
     (Client { shared, session }, connection)
 }

@@ -49,7 +49,7 @@ pub enum ProtocolError {
     #[error("the server refuses {what}: {why}")]
     Refused {
         /// The request.
-        what: Asked,
+        what: HandshakeRequest,
         /// Number of the error ([`wire::option_reply`]).
         kind: u32,
         /// Name of the error, and the server's own words.
@@ -59,14 +59,14 @@ pub enum ProtocolError {
 
 /// A client's request to a server during the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum HandshakeRequest {
     /// To continue with TLS.
     Tls,
     /// To get an export.
     Export,
 }
 
-impl std::fmt::Display for Asked {
+impl std::fmt::Display for HandshakeRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Tls => "TLS",

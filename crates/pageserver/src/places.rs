@@ -42,7 +42,7 @@ pub(crate) struct Process {
 
 /// Place of a connection.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     number: u64,
     process: Option<Process>,
     pub(crate) account: Account,
@@ -51,8 +51,8 @@ pub(crate) struct Place {
 
 /// Entry of one connection in the table of places.
 #[derive(Debug)]
-struct Taken {
-    place: Arc<Place>,
+struct ConnectionEntry {
+    place: Arc<ConnectionSlot>,
     who: Who,
     /// Whether the client has shown a certificate or asked for an export.
     is_known: bool,
@@ -73,7 +73,7 @@ impl Process {
     }
 }
 
-impl Taken {
+impl ConnectionEntry {
     fn is_of(&self, (who, pid): &Origin) -> bool {
         self.who == *who && self.place.pid() == *pid
     }
@@ -85,20 +85,20 @@ pub(crate) struct Places {
     limits: Limits,
     owner: Option<Owner>,
     budget: Arc<Budget>,
-    state: Mutex<State>,
+    state: Mutex<ConnectionTable>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ConnectionTable {
     next: u64,
     /// In order of arrival.
-    taken: Vec<Taken>,
+    taken: Vec<ConnectionEntry>,
 }
 
 /// Gives the place back when dropped.
 pub(crate) struct Guard<'a> {
     places: &'a Places,
-    pub(crate) place: Arc<Place>,
+    pub(crate) place: Arc<ConnectionSlot>,
 }
 
 impl Places {
@@ -136,8 +136,8 @@ impl Places {
         let number = state.next;
         state.next += 1;
         let account = Account::new(self.budget.clone());
-        let place = Arc::new(Place { number, process, account, end: Notify::new() });
-        state.taken.push(Taken { place: place.clone(), who: origin.0, is_known: false });
+        let place = Arc::new(ConnectionSlot { number, process, account, end: Notify::new() });
+        state.taken.push(ConnectionEntry { place: place.clone(), who: origin.0, is_known: false });
         Some(Guard { places: self, place })
     }
 
@@ -146,7 +146,7 @@ impl Places {
     /// # Errors
     ///
     /// Why the connection has to end.
-    pub(crate) fn know(&self, place: &Place, who: &Who) -> Result<(), String> {
+    pub(crate) fn know(&self, place: &ConnectionSlot, who: &Who) -> Result<(), String> {
         let mut state = self.state();
         let Some(own) = state.taken.iter().position(|t| t.place.number == place.number) else {
             return Err("its place is another one's".to_owned());
@@ -176,17 +176,17 @@ impl Places {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ConnectionTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn known(&self) -> impl Iterator<Item = &Taken> {
+impl ConnectionTable {
+    fn known(&self) -> impl Iterator<Item = &ConnectionEntry> {
         self.taken.iter().filter(|taken| taken.is_known)
     }
 
-    fn unknown(&self) -> impl Iterator<Item = &Taken> {
+    fn unknown(&self) -> impl Iterator<Item = &ConnectionEntry> {
         self.taken.iter().filter(|taken| !taken.is_known)
     }
 
@@ -201,7 +201,7 @@ impl State {
 
     /// Admits the connection if the export has a free process slot, or this process already has
     /// one.
-    fn admit(&mut self, place: &Place, owner: Owner) -> Result<(), String> {
+    fn admit(&mut self, place: &ConnectionSlot, owner: Owner) -> Result<(), String> {
         let (mut own, mut ended, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for taken in self.known().filter(|taken| taken.place.number != place.number) {
             let (number, pid) = (taken.place.number, taken.place.pid());
@@ -229,7 +229,7 @@ impl State {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.pid)
     }

@@ -35,7 +35,7 @@ pub const ROOM: &str = "lease/0";
 
 /// A repository and its counters.
 pub struct Repository {
-    shared: Arc<Shared>,
+    shared: Arc<RepositoryShared>,
     /// Total number of slabs, as long as the host needs none of them back.
     all: usize,
     /// Maximum number of slabs of one client.
@@ -44,14 +44,14 @@ pub struct Repository {
     refused: AtomicU64,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct RepositoryShared {
+    state: Mutex<RepositoryState>,
     /// Sends slabs to the thread that zeroes them.
     used: mpsc::Sender<Vec<Slab>>,
 }
 
 #[derive(Default)]
-struct State {
+struct RepositoryState {
     free: Vec<Slab>,
     /// Number of slabs that are being zeroed.
     used: usize,
@@ -85,7 +85,7 @@ pub struct Client {
 struct Attached {
     lease: Arc<Lease>,
     capability: String,
-    shared: Weak<Shared>,
+    shared: Weak<RepositoryShared>,
 }
 
 /// Summary of the slabs of a repository.
@@ -111,8 +111,8 @@ impl Repository {
     pub fn new(slabs: usize, most: usize) -> io::Result<Self> {
         let free: io::Result<Vec<_>> = (0..slabs).map(|_| pinned()).collect();
         let (used, dirty) = mpsc::channel::<Vec<Slab>>();
-        let state = Mutex::new(State { free: free?, used: 0, leases: HashMap::new() });
-        let shared = Arc::new(Shared { state, used });
+        let state = Mutex::new(RepositoryState { free: free?, used: 0, leases: HashMap::new() });
+        let shared = Arc::new(RepositoryShared { state, used });
         let keeper = Arc::downgrade(&shared);
         std::thread::Builder::new().name("zeroing".to_owned()).spawn(move || {
             for slab in dirty.into_iter().flatten() {
@@ -220,8 +220,8 @@ impl Repository {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RepositoryShared {
+    fn state(&self) -> MutexGuard<'_, RepositoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -292,7 +292,7 @@ impl Catalogue for Repository {
     }
 }
 
-impl State {
+impl RepositoryState {
     /// Number of slabs that are pinned.
     fn all(&self) -> usize {
         self.free.len() + self.used + self.lent()

@@ -24,7 +24,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::budget::{Account, Held};
+use crate::budget::{Account, BudgetCharge};
 use crate::buffer::Incoming;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::nbd::negotiation::Session;
@@ -68,7 +68,7 @@ enum Late {
 /// A request or a piece that takes a while, and its result.
 type Later<'a> = BoxFuture<'a, (Piece, Late)>;
 
-struct Connection<'a, S> {
+struct Transmission<'a, S> {
     stream: S,
     session: &'a Session,
     layer: &'a dyn Layer,
@@ -77,7 +77,7 @@ struct Connection<'a, S> {
     out: Out,
     later: FuturesUnordered<Later<'a>>,
     /// Bytes that the requests in `later` hold.
-    held: Held,
+    held: BudgetCharge,
     /// Longest read among them, in bytes.
     longest: usize,
     dividing: Option<Dividing>,
@@ -104,7 +104,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     account: &Account,
 ) -> Result<(), ServeError> {
     let budget = account.budget();
-    let mut connection = Connection {
+    let mut connection = Transmission {
         stream,
         session,
         layer,
@@ -112,7 +112,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         input,
         out: Out::new(budget.clone()),
         later: FuturesUnordered::new(),
-        held: Held::new(budget.clone(), budget.piece()),
+        held: BudgetCharge::new(budget.clone(), budget.piece()),
         longest: 0,
         dividing: None,
         wholes: Wholes::default(),
@@ -124,7 +124,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     poll_fn(|context| connection.pass(context)).await
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Transmission<'_, S> {
     /// Does everything that needs no waiting. Ready: the connection has ended.
     fn pass(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ServeError>> {
         let mut received = 0;
@@ -183,7 +183,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
     }
 }
 
-impl<'a, S> Connection<'a, S> {
+impl<'a, S> Transmission<'a, S> {
     /// Answers requests that took a while and are done.
     fn gather(&mut self, context: &mut Context<'_>) -> Result<(), ServeError> {
         while self.out.has_room(self.longest)

@@ -24,7 +24,7 @@ use crate::layer::Layer;
 use crate::nbd::ProtocolError;
 use crate::nbd::negotiation::{Exports, Negotiation, Refusal, Session, Step, Tls};
 use crate::nbd::request::Export;
-use crate::places::{Guard, OF_PROCESS, Owner, Place, Places, Process};
+use crate::places::{ConnectionSlot, Guard, OF_PROCESS, Owner, Places, Process};
 use crate::serve::{ServeError, serve};
 use crate::tls::Acceptor;
 
@@ -157,15 +157,15 @@ pub struct Server {
 }
 
 /// The catalogue as one client's negotiation sees it.
-struct Shown<'a> {
+struct CatalogueView<'a> {
     catalogue: &'a dyn Catalogue,
     who: Who,
     places: &'a Places,
-    place: &'a Place,
+    place: &'a ConnectionSlot,
     chosen: Mutex<Option<Opened>>,
 }
 
-impl Exports for Shown<'_> {
+impl Exports for CatalogueView<'_> {
     fn list(&self) -> Vec<String> {
         self.catalogue.list()
     }
@@ -190,8 +190,8 @@ pub fn of_layer(layer: &dyn Layer) -> Export {
 }
 
 /// A stream of either kind.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for S {}
 
 impl Server {
     /// Serves the exports of `catalogue`; with `tls`, only to clients with a trusted certificate.
@@ -257,7 +257,7 @@ impl Server {
         });
     }
 
-    fn welcome(self: Arc<Self>, stream: impl Stream + 'static, who: Who, of: Option<Process>) {
+    fn welcome(self: Arc<Self>, stream: impl ByteStream + 'static, who: Who, of: Option<Process>) {
         tokio::spawn(async move {
             // A connection without a place is closed; the client may retry.
             if let Some(guard) = self.places.enter(&who, of) {
@@ -290,7 +290,12 @@ impl Server {
         }
     }
 
-    async fn talk<S>(&self, mut stream: S, who: Who, place: &Place) -> Result<(), RefusedError>
+    async fn talk<S>(
+        &self,
+        mut stream: S,
+        who: Who,
+        place: &ConnectionSlot,
+    ) -> Result<(), RefusedError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send,
     {
@@ -301,7 +306,7 @@ impl Server {
         let mut out = Vec::new();
         let mut negotiation = Negotiation::new(tls, &mut out);
         let (catalogue, places) = (&*self.catalogue, &self.places);
-        let mut shown = Shown { catalogue, who, places, place, chosen: Mutex::new(None) };
+        let mut shown = CatalogueView { catalogue, who, places, place, chosen: Mutex::new(None) };
         let agreed = negotiate(&mut stream, &mut input, &mut out, &mut negotiation, &shown);
         match timeout_at(end, agreed).await.map_err(|_| RefusedError::Slow(limit))?? {
             Agreed::Nothing => Ok(()),
@@ -327,11 +332,11 @@ impl Server {
     }
 }
 
-impl Shown<'_> {
+impl CatalogueView<'_> {
     /// Serves the export that was chosen.
     async fn serve(
         self,
-        stream: impl Stream,
+        stream: impl ByteStream,
         input: Incoming,
         session: &Session,
     ) -> Result<(), RefusedError> {

@@ -27,7 +27,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use live::Live;
 pub use live::Trusted;
-use purpose::{Clients, DISKS, OtherPurpose, REPOSITORY, Servers, Wanted, name_for};
+use purpose::{
+    CertificateRequirements, Clients, DISKS, OtherPurpose, REPOSITORY, Servers, name_for,
+};
 
 /// The file of revoked certificates, in the same directory. Each line begins with a certificate's
 /// [`fingerprint`]. The file may be missing.
@@ -231,7 +233,7 @@ fn server(directory: &Path) -> Result<ServerConfig, TlsError> {
     let signed = WebPkiClientVerifier::builder_with_provider(files.roots, provider.clone())
         .build()
         .map_err(|e| unfit(directory, &e))?;
-    let wanted = Wanted { purpose: DISKS, revoked: live::revoked(directory)? };
+    let wanted = CertificateRequirements { purpose: DISKS, revoked: live::revoked(directory)? };
     ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .and_then(|config| {
@@ -248,7 +250,8 @@ fn client(directory: &Path) -> Result<ClientConfig, TlsError> {
     let signed = WebPkiServerVerifier::builder_with_provider(files.roots, provider.clone())
         .build()
         .map_err(|e| unfit(directory, &e))?;
-    let wanted = Wanted { purpose: REPOSITORY, revoked: live::revoked(directory)? };
+    let wanted =
+        CertificateRequirements { purpose: REPOSITORY, revoked: live::revoked(directory)? };
     ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .and_then(|config| {

@@ -13,7 +13,7 @@ use crate::client::{self, ClientError};
 use crate::layers::memory::SLAB;
 use crate::layers::remote::{Address, host_of};
 use crate::nbd::wire::option_reply;
-use crate::nbd::{Asked, ProtocolError};
+use crate::nbd::{HandshakeRequest, ProtocolError};
 use crate::repository::{LEASE, ROOM};
 use crate::tls::HandshakeError;
 
@@ -55,7 +55,7 @@ pub enum Trouble {
 ///
 /// The error of the repository.
 pub async fn try_repository(address: &Address, within: Duration) -> Result<u64, Trouble> {
-    let trial = Trial { address, within, end: Instant::now() + within };
+    let trial = RepositoryTrial { address, within, end: Instant::now() + within };
     let size = match trial.ask(ROOM).await? {
         Ok(size) => size,
         Err(error) => return Err(refusal(error)),
@@ -63,7 +63,7 @@ pub async fn try_repository(address: &Address, within: Duration) -> Result<u64, 
     // A server that accepts any name has this export, too; a repository does not.
     match trial.ask(LEASE).await? {
         Err(ClientError::Protocol(ProtocolError::Refused {
-            what: Asked::Export,
+            what: HandshakeRequest::Export,
             kind: option_reply::UNKNOWN,
             ..
         })) if size.is_multiple_of(SLAB as u64) => {}
@@ -76,13 +76,13 @@ pub async fn try_repository(address: &Address, within: Duration) -> Result<u64, 
 }
 
 /// A test of a repository.
-struct Trial<'a> {
+struct RepositoryTrial<'a> {
     address: &'a Address,
     within: Duration,
     end: Instant,
 }
 
-impl Trial<'_> {
+impl RepositoryTrial<'_> {
     /// Size of the export of this name.
     async fn ask(&self, name: &str) -> Result<Result<u64, ClientError>, Trouble> {
         let asked = match self.address {
@@ -121,7 +121,9 @@ fn unreached(error: io::Error) -> Trouble {
 fn refusal(error: ClientError) -> Trouble {
     match error {
         ClientError::Tls(error) => Trouble::Tls(error),
-        ClientError::Protocol(ProtocolError::Refused { what: Asked::Tls, .. }) => Trouble::NoTls,
+        ClientError::Protocol(ProtocolError::Refused { what: HandshakeRequest::Tls, .. }) => {
+            Trouble::NoTls
+        }
         ClientError::Protocol(ProtocolError::Refused {
             kind: option_reply::TLS_REQUIRED, ..
         }) => Trouble::DemandsTls,

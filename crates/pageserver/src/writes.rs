@@ -13,27 +13,27 @@ use tokio::sync::Notify;
 /// The writes to one disk. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Writes {
-    shared: Arc<Shared>,
+    shared: Arc<WritesShared>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct WritesShared {
+    state: Mutex<WritesState>,
     /// Notified whenever a write ends.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WritesState {
     next: u64,
     /// Writes in flight, in the order in which they began.
-    writes: Vec<Entry>,
+    writes: Vec<InFlightRange>,
     /// Reads that are watched.
-    watches: Vec<Entry>,
+    watches: Vec<InFlightRange>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct InFlightRange {
     number: u64,
     bytes: Range<u64>,
     /// For a read: a write has overlapped its bytes.
@@ -43,7 +43,7 @@ struct Entry {
 /// A write in flight; it ends when this is dropped, whether it has succeeded or not.
 #[derive(Debug)]
 pub struct Writing {
-    shared: Arc<Shared>,
+    shared: Arc<WritesShared>,
     number: u64,
     bytes: Range<u64>,
 }
@@ -51,7 +51,7 @@ pub struct Writing {
 /// A read, and whether writes overlap it.
 #[derive(Debug)]
 pub struct Watch {
-    shared: Arc<Shared>,
+    shared: Arc<WritesShared>,
     number: u64,
 }
 
@@ -64,7 +64,7 @@ impl Writes {
             watch.is_touched |= overlap(&watch.bytes, &bytes);
         }
         let number = state.number();
-        state.writes.push(Entry { number, bytes: bytes.clone(), is_touched: false });
+        state.writes.push(InFlightRange { number, bytes: bytes.clone(), is_touched: false });
         (Writing { shared: self.shared.clone(), number, bytes }, also())
     }
 
@@ -74,7 +74,7 @@ impl Writes {
         let mut state = self.shared.state();
         let number = state.number();
         let is_touched = state.writes.iter().any(|write| overlap(&write.bytes, &bytes));
-        state.watches.push(Entry { number, bytes, is_touched });
+        state.watches.push(InFlightRange { number, bytes, is_touched });
         Watch { shared: self.shared.clone(), number }
     }
 }
@@ -84,8 +84,9 @@ impl Writing {
     pub async fn turn(&self) {
         loop {
             let ended = self.shared.ended.notified();
-            let earlier =
-                |write: &Entry| write.number < self.number && overlap(&write.bytes, &self.bytes);
+            let earlier = |write: &InFlightRange| {
+                write.number < self.number && overlap(&write.bytes, &self.bytes)
+            };
             if !self.shared.state().writes.iter().any(earlier) {
                 return;
             }
@@ -106,13 +107,13 @@ impl Watch {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl WritesShared {
+    fn state(&self) -> MutexGuard<'_, WritesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl WritesState {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next

@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use common::{One, listen};
+use common::{SingleExport, listen};
 use pageserver::client::ClientError;
 use pageserver::layer::{Layer, Zeros};
 use pageserver::layers::count::Count;
-use pageserver::layers::fault::{Fault, Faults};
+use pageserver::layers::fault::{FaultLayer, InjectedFaults};
 use pageserver::layers::file::File;
 use pageserver::layers::memory::{Memory, SLAB};
 use pageserver::layers::remote::{Address, Remote};
@@ -33,7 +33,7 @@ const SIZE: u64 = 24 << 20;
 /// Writes at random places, and compares all reads with a copy.
 async fn is_a_disk(layer: Arc<dyn Layer>) {
     let block = layer.block() as usize;
-    let server = listen(Arc::new(One("disk", layer)));
+    let server = listen(Arc::new(SingleExport("disk", layer)));
     let client = server.client("disk").await.unwrap();
     let mut copy = vec![0; SIZE as usize];
     let mut random = fastrand::Rng::with_seed(1);
@@ -136,14 +136,14 @@ async fn zeroed_pages_take_nothing_in_a_repository_and_are_not_read_there() {
 async fn a_write_that_ends_after_the_page_was_zeroed_does_not_bring_its_content_back() {
     // One page, then the two groups of pages that share a lock, the last of which is smaller.
     for (at, length) in [(0, 4096), (0, 16 << 20), (16 << 20, 8 << 20)] {
-        let faults = Faults { cut: true, ..Faults::default() };
-        let slow = Arc::new(Fault::over(Arc::new(Memory::new(SIZE)), faults));
+        let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
+        let slow = Arc::new(FaultLayer::over(Arc::new(Memory::new(SIZE)), faults));
         let seal = Seal::over(slow.clone()).unwrap();
         let mut write = Box::pin(seal.write(at, &[1; 4096]).result());
         assert!(poll_once(&mut write).await.is_pending());
         let mut zero = Box::pin(seal.zero(at, length, Zeros::Write).result());
         assert!(poll_once(&mut zero).await.is_pending());
-        slow.set(Faults::default());
+        slow.set(InjectedFaults::default());
         let (written, zeroed) = tokio::join!(write, zero);
         assert_eq!((written, zeroed), (Ok(()), Ok(())));
         let read = pageserver::layer::read(&seal, at, 4096).await.unwrap();
@@ -171,7 +171,7 @@ async fn what_is_written_through_to_a_file_is_a_disk() {
 
 #[tokio::test]
 async fn what_makes_no_sense_is_refused() {
-    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(SIZE)))));
+    let server = listen(Arc::new(SingleExport("disk", Arc::new(Memory::new(SIZE)))));
     assert!(server.client("other").await.is_err());
     let client = server.client("disk").await.unwrap();
     let refused = |result: Result<(), ClientError>, errno: Errno| match result {
@@ -366,16 +366,16 @@ async fn who_is_not_admitted_writes_nothing_there_and_reads_nothing_old() {
 
 #[tokio::test]
 async fn a_repository_that_says_nothing_is_left_and_one_that_answers_again_is_had_again() {
-    let faults = Faults { cut: true, ..Faults::default() };
-    let fault = Arc::new(Fault::over(Arc::new(Memory::new(SLAB as u64)), faults));
-    let server = listen(Arc::new(One("lease/1", fault.clone())));
+    let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
+    let fault = Arc::new(FaultLayer::over(Arc::new(Memory::new(SLAB as u64)), faults));
+    let server = listen(Arc::new(SingleExport("lease/1", fault.clone())));
     let remote = Remote::new(SLAB as u64, vec![Address::Unix(server.socket.clone())]);
     waits_for("the repository", || remote.connected() == 1).await;
     let begun = Instant::now();
     // The write would wait for ever; it fails when the connection is given up.
     assert!(remote.write(0, &[1; 4096]).result().await.is_err());
     assert!(begun.elapsed() > Duration::from_secs(5), "who is slow is not left at once");
-    fault.set(Faults::default());
+    fault.set(InjectedFaults::default());
     waits_for("it to be had again", || remote.connected() == 1).await;
     remote.write(0, &[2; 4096]).result().await.unwrap();
     assert_eq!(pageserver::layer::read(&remote, 0, 4096).await.unwrap(), [2; 4096]);
@@ -425,8 +425,8 @@ async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 
 #[tokio::test]
 async fn what_a_read_brings_is_not_kept_where_a_write_has_begun_meanwhile() {
-    let faults = Faults { cut: true, ..Faults::default() };
-    let slow = Arc::new(Fault::over(Arc::new(Memory::new(SIZE)), faults));
+    let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
+    let slow = Arc::new(FaultLayer::over(Arc::new(Memory::new(SIZE)), faults));
     let near = Arc::new(Seal::over(Arc::new(Memory::new(SIZE))).unwrap());
     let disk = WriteThrough::new(near.clone(), slow.clone());
     let read = pageserver::layer::read(&disk, 0, 4096);
@@ -435,7 +435,7 @@ async fn what_a_read_brings_is_not_kept_where_a_write_has_begun_meanwhile() {
     assert!(poll_once(&mut read).await.is_pending());
     let mut write = Box::pin(disk.write(0, &[2; 4096]).result());
     assert!(poll_once(&mut write).await.is_pending());
-    slow.set(Faults::default());
+    slow.set(InjectedFaults::default());
     // The near layer has the written page, in either order of the two requests below.
     let (old, written) = tokio::join!(read, write);
     written.unwrap();

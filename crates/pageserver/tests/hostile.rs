@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::raw::{self, choose, flags, go, greet, hear, option, option_of_length, to_the_end};
-use common::{LIMIT, Listening, One, listen, listen_with};
+use common::{LIMIT, Listening, SingleExport, listen, listen_with};
 use pageserver::client::ClientError;
 use pageserver::layer::{Answer, Layer, Read, Zeros};
 use pageserver::layers::memory::Memory;
@@ -23,8 +23,8 @@ use tokio::time::{sleep, timeout};
 
 const SIZE: u64 = 4 << 20;
 
-fn disk() -> Arc<One> {
-    Arc::new(One("disk", Arc::new(Memory::new(SIZE))))
+fn disk() -> Arc<SingleExport> {
+    Arc::new(SingleExport("disk", Arc::new(Memory::new(SIZE))))
 }
 
 /// An honest client is still served.
@@ -36,18 +36,18 @@ async fn still_serves(server: &Listening) {
 
 /// State of a connection before the attack.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum ConnectionPhase {
     Flags,
     Options,
     Requests,
 }
 
-async fn at(server: &Listening, place: Place) -> UnixStream {
+async fn at(server: &Listening, place: ConnectionPhase) -> UnixStream {
     let mut stream = server.raw().await;
     match place {
-        Place::Flags => {}
-        Place::Options => greet(&mut stream).await,
-        Place::Requests => choose(&mut stream, "disk").await,
+        ConnectionPhase::Flags => {}
+        ConnectionPhase::Options => greet(&mut stream).await,
+        ConnectionPhase::Requests => choose(&mut stream, "disk").await,
     }
     stream
 }
@@ -56,7 +56,7 @@ async fn at(server: &Listening, place: Place) -> UnixStream {
 async fn garbage_ends_the_connection_that_it_came_on() {
     let server = listen(disk());
     let mut random = fastrand::Rng::with_seed(7);
-    for place in [Place::Flags, Place::Options, Place::Requests] {
+    for place in [ConnectionPhase::Flags, ConnectionPhase::Options, ConnectionPhase::Requests] {
         for _ in 0..60 {
             let mut stream = at(&server, place).await;
             let length = random.usize(1..6000);
@@ -99,12 +99,12 @@ async fn what_is_cut_off_anywhere_is_not_done() {
 async fn what_claims_to_be_gigantic_is_not_waited_for() {
     let server = listen(disk());
     for length in [MAX_OPTION + 1, 1 << 31, u32::MAX] {
-        let mut stream = at(&server, Place::Options).await;
+        let mut stream = at(&server, ConnectionPhase::Options).await;
         stream.write_all(&option_of_length(wire::option::GO, length, &[])).await.unwrap();
         assert!(to_the_end(&mut stream).await.is_empty());
     }
     for length in [MAX_PAYLOAD + 1, 1 << 31, u32::MAX] {
-        let mut stream = at(&server, Place::Requests).await;
+        let mut stream = at(&server, ConnectionPhase::Requests).await;
         stream.write_all(&raw::request(Command::Write, 1, 0, length)).await.unwrap();
         assert!(to_the_end(&mut stream).await.is_empty());
     }
@@ -114,7 +114,7 @@ async fn what_claims_to_be_gigantic_is_not_waited_for() {
 #[tokio::test]
 async fn lengths_inside_an_option_that_are_wrong_are_told_so() {
     let server = listen(disk());
-    let mut stream = at(&server, Place::Options).await;
+    let mut stream = at(&server, ConnectionPhase::Options).await;
     let texts: [&[u8]; 6] = [
         &[],
         &[0xff; 4],
@@ -146,7 +146,7 @@ async fn lengths_inside_an_option_that_are_wrong_are_told_so() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn options_without_an_end_are_ended() {
     let server = listen(disk());
-    let (mut hears, mut says) = at(&server, Place::Options).await.into_split();
+    let (mut hears, mut says) = at(&server, ConnectionPhase::Options).await.into_split();
     let talking = tokio::spawn(async move {
         let list = option(wire::option::LIST, &[]);
         while says.write_all(&list).await.is_ok() {}
@@ -165,7 +165,7 @@ async fn who_does_not_choose_loses_the_place() {
         Limits { connections: 2, negotiation: Duration::from_millis(100), ..Limits::default() };
     let server = listen_with(disk(), None, limits);
     let mut silent = server.raw().await;
-    let mut deaf = at(&server, Place::Options).await;
+    let mut deaf = at(&server, ConnectionPhase::Options).await;
     let many = option(wire::option::LIST, &[]).repeat(200);
     deaf.write_all(&many).await.unwrap();
     to_the_end(&mut silent).await;
@@ -262,7 +262,7 @@ async fn nothing_beyond_the_end_is_read_or_written() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_longest_payloads_go_in_pieces() {
     let size = u64::from(MAX_PAYLOAD) + 4096;
-    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(size)))));
+    let server = listen(Arc::new(SingleExport("disk", Arc::new(Memory::new(size)))));
     let content: Vec<u8> = (0..MAX_PAYLOAD).map(|i| (i / 4096 % 251) as u8).collect();
     let client = server.client("disk").await.unwrap();
     assert!(client.session().structured);
@@ -272,7 +272,7 @@ async fn the_longest_payloads_go_in_pieces() {
     // An invalid write is skipped, and the next request is answered.
     let beyond = client.write(size - 4096, &content).await;
     assert!(matches!(beyond, Err(ClientError::Refused(Errno::NoSpace))), "{beyond:?}");
-    let mut simple = at(&server, Place::Requests).await;
+    let mut simple = at(&server, ConnectionPhase::Requests).await;
     simple.write_all(&raw::request(Command::Read, 1, 4096, MAX_PAYLOAD)).await.unwrap();
     simple.write_all(&raw::request(Command::Read, 2, 0, 4)).await.unwrap();
     simple.shutdown().await.unwrap();
@@ -316,7 +316,7 @@ impl Layer for Half {
 
 #[tokio::test]
 async fn a_long_read_that_fails_in_its_middle_shows_nothing_wrong() {
-    let server = listen(Arc::new(One("disk", Arc::new(Half(Memory::new(SIZE))))));
+    let server = listen(Arc::new(SingleExport("disk", Arc::new(Half(Memory::new(SIZE))))));
     let client = server.client("disk").await.unwrap();
     let length = u32::try_from(SIZE).unwrap();
     let read = timeout(LIMIT, client.read(0, length)).await.unwrap();
@@ -324,7 +324,7 @@ async fn a_long_read_that_fails_in_its_middle_shows_nothing_wrong() {
     assert_eq!(client.read(0, 4).await.unwrap(), [0; 4]);
     // After a header that reports success, closing the connection is the only way to report the
     // error.
-    let mut simple = at(&server, Place::Requests).await;
+    let mut simple = at(&server, ConnectionPhase::Requests).await;
     simple.write_all(&raw::request(Command::Read, 1, 0, length)).await.unwrap();
     assert!(to_the_end(&mut simple).await.len() < 16 + length as usize);
     still_serves(&server).await;
@@ -333,7 +333,7 @@ async fn a_long_read_that_fails_in_its_middle_shows_nothing_wrong() {
 #[tokio::test]
 async fn a_cookie_that_is_used_twice_is_the_clients_own_trouble() {
     let server = listen(disk());
-    let mut stream = at(&server, Place::Requests).await;
+    let mut stream = at(&server, ConnectionPhase::Requests).await;
     let mut requests = raw::request(Command::Write, 5, 0, 4);
     requests.extend_from_slice(b"once");
     requests.extend_from_slice(&raw::request(Command::Read, 5, 0, 4));
@@ -355,7 +355,7 @@ async fn a_cookie_that_is_used_twice_is_the_clients_own_trouble() {
 #[tokio::test]
 async fn commands_that_nobody_knows_are_refused_and_nothing_else() {
     let server = listen(disk());
-    let mut stream = at(&server, Place::Requests).await;
+    let mut stream = at(&server, ConnectionPhase::Requests).await;
     for number in [5_u16, 8, 99, u16::MAX] {
         let mut request = raw::request(Command::Flush, 3, 0, 0);
         request[6..8].copy_from_slice(&number.to_be_bytes());

@@ -8,10 +8,10 @@ mod common;
 use std::sync::Arc;
 
 use common::raw::{self, choose};
-use common::{LIMIT, Listening, One, listen};
+use common::{LIMIT, Listening, SingleExport, listen};
 use pageserver::budget::{Budget, PIECE};
 use pageserver::client;
-use pageserver::layers::fault::{Fault, Faults};
+use pageserver::layers::fault::{FaultLayer, InjectedFaults};
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::dialogue::Wanted;
 use pageserver::nbd::request::Command;
@@ -52,7 +52,7 @@ async fn is_served(server: &Listening) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_claims_much_and_sends_little_costs_little() {
     let _turn = TURN.lock().await;
-    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(SIZE)))));
+    let server = listen(Arc::new(SingleExport("disk", Arc::new(Memory::new(SIZE)))));
     let before = resident();
     let mut claims = Vec::new();
     for _ in 0..64 {
@@ -71,7 +71,7 @@ async fn a_write_that_claims_much_and_sends_little_costs_little() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_read_replies_is_not_read_from() {
     let _turn = TURN.lock().await;
-    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(SIZE)))));
+    let server = listen(Arc::new(SingleExport("disk", Arc::new(Memory::new(SIZE)))));
     let before = resident();
     let mut asks = raw::request(Command::Read, 1, 0, 1 << 20).repeat(10_000);
     asks.extend_from_slice(&raw::request(Command::Read, 1, 0, MAX_PAYLOAD));
@@ -91,9 +91,9 @@ async fn who_does_not_read_replies_is_not_read_from() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_does_not_answer_holds_no_more_than_so_much() {
     let _turn = TURN.lock().await;
-    let faults = Faults { cut: true, ..Faults::default() };
-    let disk = Arc::new(Fault::over(Arc::new(Memory::new(SIZE)), faults));
-    let server = listen(Arc::new(One("disk", disk.clone())));
+    let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
+    let disk = Arc::new(FaultLayer::over(Arc::new(Memory::new(SIZE)), faults));
+    let server = listen(Arc::new(SingleExport("disk", disk.clone())));
     let before = resident();
     let (mut hears, mut says) = {
         let mut stream = server.raw().await;
@@ -113,7 +113,7 @@ async fn a_disk_that_does_not_answer_holds_no_more_than_so_much() {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         grown_by_less_than(100, before);
     }
-    disk.set(Faults::default());
+    disk.set(InjectedFaults::default());
     let mut replies = vec![0; WRITES * 16];
     timeout(LIMIT, hears.read_exact(&mut replies)).await.unwrap().unwrap();
     assert!(replies == raw::simple_reply(0, 1).repeat(WRITES));
@@ -127,7 +127,7 @@ async fn a_disk_that_does_not_answer_holds_no_more_than_so_much() {
 async fn clients_that_are_stuck_make_room_for_others() {
     let _turn = TURN.lock().await;
     let budget = Arc::new(Budget::new(MIB, PIECE));
-    let disk = Arc::new(One("disk", Arc::new(Memory::new(SIZE))));
+    let disk = Arc::new(SingleExport("disk", Arc::new(Memory::new(SIZE))));
     let dir = tempfile::tempdir().unwrap();
     let owner = Owner { user: rustix::process::geteuid().as_raw(), processes: 16 };
     let at = |name: &str| {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{LIMIT, One, listen, waits_for};
+use common::{LIMIT, SingleExport, listen, waits_for};
 use pageserver::layer::{self, Answer, Layer, Read, Zeros};
 use pageserver::layers::memory::{Memory, SLAB};
 use pageserver::layers::remote::{Address, Remote};
@@ -394,7 +394,7 @@ async fn what_was_not_written_through_a_seal_is_not_read_through_it() {
     below.write(0, &[7; PAGE]).result().await.unwrap();
     let first = Arc::new(Seal::over(below.clone()).unwrap());
     first.write(PAGE as u64, &[8; PAGE]).result().await.unwrap();
-    let server = listen(Arc::new(One("sealed", Arc::new(Seal::over(below).unwrap()))));
+    let server = listen(Arc::new(SingleExport("sealed", Arc::new(Seal::over(below).unwrap()))));
     let client = server.client("sealed").await.unwrap();
     for page in 0..2 {
         assert!(client.read(page * PAGE as u64, PAGE as u32).await.is_err());

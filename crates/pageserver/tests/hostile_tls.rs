@@ -8,9 +8,9 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::certificates::{Authority, CLIENT, SERVER, Usage, Wish};
+use common::certificates::{Authority, CLIENT, CertificateSpec, SERVER, Usage};
 use common::raw::{self, flags, go, greet, hear, option, option_reply as reply, to_the_end};
-use common::{LIMIT, Listening, One, listen, listen_with};
+use common::{LIMIT, Listening, SingleExport, listen, listen_with};
 use pageserver::client::{self, Client, ClientError};
 use pageserver::layers::memory::{Memory, SLAB};
 use pageserver::nbd::ProtocolError;
@@ -27,24 +27,24 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-struct World {
+struct TlsFixture {
     dir: tempfile::TempDir,
     ours: Authority,
     others: Authority,
 }
 
-impl World {
+impl TlsFixture {
     fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), ours: Authority::new(), others: Authority::new() }
     }
 
     /// A server that shows a certificate signed by `signer`.
-    fn acceptor(&self, signer: &Authority, wish: Wish<'_>) -> Acceptor {
+    fn acceptor(&self, signer: &Authority, wish: CertificateSpec<'_>) -> Acceptor {
         Acceptor::new(&self.ours.files(self.dir.path(), signer, "server", wish)).unwrap()
     }
 
     /// A client that shows a certificate signed by `signer`.
-    fn connector(&self, signer: &Authority, wish: Wish<'_>) -> Connector {
+    fn connector(&self, signer: &Authority, wish: CertificateSpec<'_>) -> Connector {
         Connector::new(&self.ours.files(self.dir.path(), signer, "client", wish)).unwrap()
     }
 
@@ -58,8 +58,8 @@ impl World {
     }
 }
 
-fn disk() -> Arc<One> {
-    Arc::new(One("disk", Arc::new(Memory::new(1 << 20))))
+fn disk() -> Arc<SingleExport> {
+    Arc::new(SingleExport("disk", Arc::new(Memory::new(1 << 20))))
 }
 
 async fn gets_in(server: &Listening, connector: &Connector, host: &str) -> bool {
@@ -76,26 +76,26 @@ async fn gets_in(server: &Listening, connector: &Connector, host: &str) -> bool 
 
 #[tokio::test]
 async fn both_sides_with_certificates_of_the_authority_meet() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let connector = world.connector(&world.ours, CLIENT);
     assert!(gets_in(&world.server(), &connector, "localhost").await);
-    let by_address = world.acceptor(&world.ours, Wish { name: "127.0.0.1", ..SERVER });
+    let by_address = world.acceptor(&world.ours, CertificateSpec { name: "127.0.0.1", ..SERVER });
     assert!(gets_in(&world.server_with(by_address), &connector, "127.0.0.1").await);
 }
 
 #[tokio::test]
 async fn a_client_with_the_wrong_certificate_does_not_get_in() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let server = world.server();
     let wrong = [
         (&world.others, CLIENT),
-        (&world.ours, Wish { days: (-10, -1), ..CLIENT }),
-        (&world.ours, Wish { days: (1, 10), ..CLIENT }),
-        (&world.ours, Wish { usage: Usage::Server, ..CLIENT }),
+        (&world.ours, CertificateSpec { days: (-10, -1), ..CLIENT }),
+        (&world.ours, CertificateSpec { days: (1, 10), ..CLIENT }),
+        (&world.ours, CertificateSpec { usage: Usage::Server, ..CLIENT }),
         // The authority has signed these for another purpose.
-        (&world.ours, Wish { purpose: "host", ..CLIENT }),
-        (&world.ours, Wish { purpose: "repository", ..CLIENT }),
-        (&world.ours, Wish { purpose: "", ..CLIENT }),
+        (&world.ours, CertificateSpec { purpose: "host", ..CLIENT }),
+        (&world.ours, CertificateSpec { purpose: "repository", ..CLIENT }),
+        (&world.ours, CertificateSpec { purpose: "", ..CLIENT }),
     ];
     for (i, (signer, wish)) in wrong.into_iter().enumerate() {
         let connector = world.connector(signer, wish);
@@ -106,16 +106,16 @@ async fn a_client_with_the_wrong_certificate_does_not_get_in() {
 
 #[tokio::test]
 async fn a_server_with_the_wrong_certificate_is_not_talked_to() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let connector = world.connector(&world.ours, CLIENT);
     let wrong = [
         (&world.others, SERVER),
-        (&world.ours, Wish { name: "localhost.example", ..SERVER }),
-        (&world.ours, Wish { days: (-10, -1), ..SERVER }),
-        (&world.ours, Wish { days: (1, 10), ..SERVER }),
-        (&world.ours, Wish { usage: Usage::Client, ..SERVER }),
-        (&world.ours, Wish { purpose: "disks", ..SERVER }),
-        (&world.ours, Wish { purpose: "", ..SERVER }),
+        (&world.ours, CertificateSpec { name: "localhost.example", ..SERVER }),
+        (&world.ours, CertificateSpec { days: (-10, -1), ..SERVER }),
+        (&world.ours, CertificateSpec { days: (1, 10), ..SERVER }),
+        (&world.ours, CertificateSpec { usage: Usage::Client, ..SERVER }),
+        (&world.ours, CertificateSpec { purpose: "disks", ..SERVER }),
+        (&world.ours, CertificateSpec { purpose: "", ..SERVER }),
     ];
     for (i, (signer, wish)) in wrong.into_iter().enumerate() {
         let server = world.server_with(world.acceptor(signer, wish));
@@ -129,7 +129,7 @@ async fn a_server_with_the_wrong_certificate_is_not_talked_to() {
 }
 
 /// A client's side of TLS that shows no certificate.
-fn without_certificate(world: &World) -> TlsConnector {
+fn without_certificate(world: &TlsFixture) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(world.ours.pem().as_bytes()).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -149,7 +149,7 @@ async fn asks_for_tls(stream: &mut UnixStream) {
 
 #[tokio::test]
 async fn a_client_without_a_certificate_hears_nothing() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let server = world.server();
     let mut stream = server.raw().await;
     asks_for_tls(&mut stream).await;
@@ -175,7 +175,7 @@ async fn a_client_without_a_certificate_hears_nothing() {
 
 #[tokio::test]
 async fn where_tls_is_required_nothing_is_told_without_it() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let server = world.server();
     let mut stream = server.raw().await;
     greet(&mut stream).await;
@@ -195,7 +195,7 @@ async fn where_tls_is_required_nothing_is_told_without_it() {
 
 #[tokio::test]
 async fn what_was_said_before_tls_is_forgotten() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let server = world.server();
     let mut stream = server.raw().await;
     stream.read_exact(&mut [0; 18]).await.unwrap();
@@ -216,7 +216,7 @@ async fn what_was_said_before_tls_is_forgotten() {
 
 #[tokio::test]
 async fn what_a_server_says_before_tls_is_forgotten() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let acceptor = world.acceptor(&world.ours, SERVER);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let serving = async {
@@ -249,7 +249,7 @@ async fn what_a_server_says_before_tls_is_forgotten() {
 
 /// All bytes that a client sends when its STARTTLS gets this answer.
 async fn says_without_tls(answer: &[u8]) -> Vec<u8> {
-    let world = World::new();
+    let world = TlsFixture::new();
     let connector = world.connector(&world.ours, CLIENT);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let connecting = async {
@@ -293,7 +293,7 @@ async fn a_client_that_wants_tls_never_does_without() {
     let options = said.windows(8).filter(|bytes| *bytes == magic).count();
     assert_eq!(options, 1, "options are sent in plain");
     let server = listen(disk());
-    let world = World::new();
+    let world = TlsFixture::new();
     let connector = world.connector(&world.ours, CLIENT);
     assert!(server.tls_client("disk", (&connector, "localhost")).await.is_err());
     let wanted = Wanted { name: "disk".to_owned(), tls: true, status: true };
@@ -303,7 +303,7 @@ async fn a_client_that_wants_tls_never_does_without() {
 
 #[tokio::test]
 async fn files_that_do_not_fit_are_told() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let made = || world.ours.files(world.dir.path(), &world.ours, "server", SERVER);
     let spoilt = |spoil: &dyn Fn(&Path)| {
         let dir = made();
@@ -350,7 +350,7 @@ async fn is_cut(client: &Client) -> ClientError {
 
 #[tokio::test]
 async fn a_revoked_client_is_thrown_out_and_does_not_come_back() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let own = world.ours.files(world.dir.path(), &world.ours, "server", SERVER);
     let server = world.server_with(Acceptor::new(&own).unwrap());
     let files = || world.ours.files(world.dir.path(), &world.ours, "client", CLIENT);
@@ -375,7 +375,7 @@ async fn a_revoked_client_is_thrown_out_and_does_not_come_back() {
 
 #[tokio::test]
 async fn a_revoked_server_is_not_talked_to_any_more() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let own = world.ours.files(world.dir.path(), &world.ours, "server", SERVER);
     let server = world.server_with(Acceptor::new(&own).unwrap());
     let files = world.ours.files(world.dir.path(), &world.ours, "client", CLIENT);
@@ -391,7 +391,7 @@ async fn a_revoked_server_is_not_talked_to_any_more() {
 
 #[tokio::test]
 async fn new_keys_on_both_sides_cost_no_lease_and_give_no_second_quota() {
-    let world = World::new();
+    let world = TlsFixture::new();
     let renew = |directory: &Path, side: &str, wish| {
         let new = world.ours.files(world.dir.path(), &world.ours, side, wish);
         for file in std::fs::read_dir(new).unwrap().map(|file| file.unwrap()) {
@@ -417,6 +417,6 @@ async fn new_keys_on_both_sides_cost_no_lease_and_give_no_second_quota() {
     assert_eq!(same.read(0, 6).await.unwrap(), b"a page");
     assert_eq!(same.session().export.size, SLAB as u64);
     // A client with another name has its own quota.
-    let other = world.connector(&world.ours, Wish { name: "other", ..CLIENT });
+    let other = world.connector(&world.ours, CertificateSpec { name: "other", ..CLIENT });
     assert!(server.tls_client("lease/1", (&other, "localhost")).await.is_ok());
 }

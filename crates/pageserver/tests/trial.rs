@@ -8,8 +8,8 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::certificates::{Authority, CLIENT, SERVER, Wish};
-use common::{One, listen};
+use common::certificates::{Authority, CLIENT, CertificateSpec, SERVER};
+use common::{SingleExport, listen};
 use pageserver::layers::memory::{Memory, SLAB};
 use pageserver::layers::remote::Address;
 use pageserver::repository::{Lent, Repository};
@@ -34,8 +34,8 @@ fn repository(slabs: usize) -> Arc<Repository> {
     Arc::new(Repository::new(slabs, 4).unwrap())
 }
 
-fn disk() -> Arc<One> {
-    Arc::new(One("disk", Arc::new(Memory::new(SLAB as u64))))
+fn disk() -> Arc<SingleExport> {
+    Arc::new(SingleExport("disk", Arc::new(Memory::new(SLAB as u64))))
 }
 
 fn at(address: &str, tls: Option<&Connector>) -> Address {
@@ -133,11 +133,11 @@ async fn what_is_wrong_with_certificates_is_named() {
         other => panic!("{other:?}"),
     };
     assert_eq!(of_server(acceptor(&others, SERVER)).await, HandshakeError::Untrusted);
-    let old = Wish { days: (-9, -2), ..SERVER };
+    let old = CertificateSpec { days: (-9, -2), ..SERVER };
     assert_eq!(of_server(acceptor(&ours, old)).await, HandshakeError::Expired);
-    let early = Wish { days: (2, 9), ..SERVER };
+    let early = CertificateSpec { days: (2, 9), ..SERVER };
     assert_eq!(of_server(acceptor(&ours, early)).await, HandshakeError::NotYetValid);
-    let elsewhere = of_server(acceptor(&ours, Wish { name: "host-b", ..SERVER })).await;
+    let elsewhere = of_server(acceptor(&ours, CertificateSpec { name: "host-b", ..SERVER })).await;
     assert!(elsewhere.to_string().contains("host-b"), "{elsewhere}");
 
     let of_client = async |signer: &Authority, wish| match tried(
@@ -151,6 +151,6 @@ async fn what_is_wrong_with_certificates_is_named() {
     };
     let stranger = of_client(&others, CLIENT).await;
     assert!(matches!(stranger, HandshakeError::Refused(_)), "{stranger}");
-    let old = of_client(&ours, Wish { days: (-9, -2), ..CLIENT }).await;
+    let old = of_client(&ours, CertificateSpec { days: (-9, -2), ..CLIENT }).await;
     assert_eq!(old, HandshakeError::Refused("it has expired"));
 }

@@ -28,7 +28,7 @@ use crate::tuning;
 
 /// A guest's memory by one reading of its statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Sample {
+pub(crate) struct AllocationSample {
     /// Memory that programs and kernel need: neither available nor in the balloon. `None`: the
     /// balloon's size at that time is unknown.
     pub(crate) in_use: Option<Bytes>,
@@ -40,7 +40,7 @@ pub(crate) struct Sample {
 /// The history of a guest's allocation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Allocation {
-    last: Option<Reading<Sample>>,
+    last: Option<Reading<AllocationSample>>,
     /// The last known memory in use.
     in_use: Option<Reading<Bytes>>,
     /// The balloon's size at its last move, and the time of that move.
@@ -59,7 +59,7 @@ pub(crate) struct Allocation {
 
 impl Allocation {
     /// Records a reading, unless it is no newer than the previous one.
-    pub(crate) fn note(&mut self, sample: Reading<Sample>, has_swap: bool) {
+    pub(crate) fn note(&mut self, sample: Reading<AllocationSample>, has_swap: bool) {
         let Reading { value, at } = sample;
         match self.last {
             Some(last) if last.at >= at => return,
@@ -155,7 +155,7 @@ impl Allocation {
 
     /// Memory that became free abruptly in a guest that had almost none left, as when its kernel
     /// kills a program; `None`: `sample` shows no such jump.
-    pub(crate) fn jump(&self, sample: Reading<Sample>, total: Bytes) -> Option<Bytes> {
+    pub(crate) fn jump(&self, sample: Reading<AllocationSample>, total: Bytes) -> Option<Bytes> {
         let last = self.last.filter(|last| last.at < sample.at)?.value;
         let was_short = last.available < total.percent(tuning::MARGIN_PERCENT);
         let before = self.in_use.filter(|b| sample.at.since(b.at) <= tuning::WATCH_GAP)?;
@@ -177,10 +177,10 @@ fn faded(value: Bytes, age: Millis, has_swap: bool) -> Bytes {
 mod tests {
     use super::*;
 
-    fn sample(second: u64, in_use: u64, available: u64) -> Reading<Sample> {
+    fn sample(second: u64, in_use: u64, available: u64) -> Reading<AllocationSample> {
         let [in_use, available] = [in_use, available].map(Bytes::mib);
         let in_use = Some(in_use);
-        Reading::new(Sample { in_use, available, free: available }, Time(second * 1000))
+        Reading::new(AllocationSample { in_use, available, free: available }, Time(second * 1000))
     }
 
     /// A guest of 400 MiB with these amounts in use, second by second from the tenth on.

@@ -16,10 +16,10 @@ use crate::{
     group::Group,
     guard::{self, Purpose},
     headroom::Headroom,
-    member::Member,
+    member::GroupVm,
     memory::{Balanced, Goal, GroupBalance, Moved, doubled},
     reprovision::balance::{
-        self, Seat,
+        self, BalanceInput,
         worth::{Curves, Worth},
     },
     tuning,
@@ -31,7 +31,7 @@ impl Group<'_> {
         let surplus = self.lasting_surplus(now);
         let Ledger { budget, borrowed, used, promised, reserve, lent, .. } = self.ledger;
         let spoken_for = used.plus(promised).plus(reserve).plus(lent);
-        let overshoot = self.members.iter().map(Member::overshoot).sum();
+        let overshoot = self.members.iter().map(GroupVm::overshoot).sum();
         let overdrawn = spoken_for.minus(budget.plus(borrowed)).minus(overshoot);
         for member in &mut self.members {
             note(member, now);
@@ -72,9 +72,9 @@ impl Group<'_> {
     }
 
     fn hold_round(&mut self, surplus: Bytes, overdrawn: Bytes, rules: Rules, now: Time) {
-        let seats: Vec<Seat> = self.members.iter().map(|m| seat(m, rules, now)).collect();
+        let seats: Vec<BalanceInput> = self.members.iter().map(|m| seat(m, rules, now)).collect();
         let balance::Round { wanted, sizes } = balance::round(&seats, surplus, overdrawn);
-        let per_minute = |(seat, size): (&Seat, &Bytes)| {
+        let per_minute = |(seat, size): (&BalanceInput, &Bytes)| {
             rounded((seat.worth.misses(seat.held) - seat.worth.misses(*size)) * 60.0)
         };
         let saves: Vec<i64> = seats.iter().zip(&wanted).map(per_minute).collect();
@@ -97,7 +97,7 @@ impl Group<'_> {
     /// Gives the memory that is free, first where a byte saves most.
     fn give(&mut self, mut surplus: Bytes, host: &mut Headroom, now: Time) {
         let mut order: Vec<usize> = (0..self.members.len()).collect();
-        let urgency = |member: &Member| {
+        let urgency = |member: &GroupVm| {
             let per_mib = goal(member).map_or(0, |goal| {
                 let lacks = goal.wanted.minus(member.target).max(tuning::STEP_MIN).0 >> 20;
                 goal.saves / lacks.cast_signed()
@@ -139,7 +139,7 @@ impl Group<'_> {
 
     /// The member that is shortest, and the need of all short members beyond `surplus`.
     pub(crate) fn lacking(&self, surplus: Bytes) -> Option<(usize, Bytes)> {
-        let lacks = |member: &Member| {
+        let lacks = |member: &GroupVm| {
             let enough = member.memory.balanced.map_or(Bytes::ZERO, |balanced| balanced.enough);
             let enough = enough.min(member.limits.max);
             if member.is_short() { enough.minus(member.target) } else { Bytes::ZERO }
@@ -151,17 +151,17 @@ impl Group<'_> {
 }
 
 /// The rest of the member's planned grant.
-fn planned(member: &Member) -> Bytes {
+fn planned(member: &GroupVm) -> Bytes {
     let goal = goal(member).filter(|goal| !goal.is_take);
     goal.map_or(Bytes::ZERO, |goal| goal.size.minus(member.target))
 }
 
-fn goal(member: &Member) -> Option<Goal> {
+fn goal(member: &GroupVm) -> Option<Goal> {
     member.memory.balanced.and_then(|balanced| balanced.goal)
 }
 
 /// Updates the member's curves and waits.
-fn note(member: &mut Member, now: Time) {
+fn note(member: &mut GroupVm, now: Time) {
     let known = member.memory.curves.take();
     if let (Some(cold), Some(tracking), Ok(_)) = (&member.cold, &member.tracking, &member.guest) {
         let (waits, ram) = (cold::waits(cold), member.ram);
@@ -171,7 +171,7 @@ fn note(member: &mut Member, now: Time) {
 }
 
 /// The share of its time for which the member waits for memory.
-fn waits(member: &Member) -> f64 {
+fn waits(member: &GroupVm) -> f64 {
     let waits = match &member.cold {
         Some(cold) => cold::waits(cold),
         None => misses(member) * tuning::SWAP_READ_S,
@@ -180,7 +180,7 @@ fn waits(member: &Member) -> f64 {
 }
 
 /// The member's misses per second.
-fn misses(member: &Member) -> f64 {
+fn misses(member: &GroupVm) -> f64 {
     match &member.cold {
         Some(cold) => cold.refaults_per_s,
         None => member.memory.swap_in.0 as f64 / tuning::READ_AHEAD.0 as f64,
@@ -188,7 +188,7 @@ fn misses(member: &Member) -> f64 {
 }
 
 /// Makes the input of balancing for a member.
-fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
+fn seat(member: &GroupVm, rules: Rules, now: Time) -> BalanceInput {
     let (held, limits) = (member.target, member.limits);
     let paged = member.memory.curves.as_ref().zip(member.cold.as_ref());
     let claim = tuning::UNIT.share(tuning::BALANCE_PERIOD.0, tuning::PERIOD.0);
@@ -217,7 +217,7 @@ fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
     let share = if member.merging.is_some() { share } else { 1.0 };
     let frees = (share * (1.0 - f64::from(member.swap_cost))).clamp(tuning::LEAST_CHARGE, 1.0);
     let cold = member.cold.unwrap_or_default();
-    Seat {
+    BalanceInput {
         held,
         least: least.min(held),
         most: most.max(held),
@@ -234,7 +234,7 @@ fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
     }
 }
 
-fn take(member: &mut Member, rules: Rules, now: Time) {
+fn take(member: &mut GroupVm, rules: Rules, now: Time) {
     let is_due = |goal: &Goal| goal.is_take && goal.size < member.target;
     let Some(goal) = goal(member).filter(is_due) else { return };
     let wanted = member.target.minus(goal.size);
@@ -250,7 +250,7 @@ fn take(member: &mut Member, rules: Rules, now: Time) {
 }
 
 /// Remembers the purpose of a move, unless it continues the previous one.
-fn note_move(member: &mut Member, goal: &Goal, now: Time) {
+fn note_move(member: &mut GroupVm, goal: &Goal, now: Time) {
     let goes_on =
         |moved: &Moved| moved.is_take == goal.is_take && now.since(moved.at) < tuning::JUDGED_AFTER;
     if member.memory.moved.as_ref().is_some_and(goes_on) {
@@ -264,7 +264,7 @@ fn note_move(member: &mut Member, goal: &Goal, now: Time) {
 }
 
 /// Measures the saving of the last move, once it shows.
-fn judge(member: &mut Member, now: Time) {
+fn judge(member: &mut GroupVm, now: Time) {
     let misses = misses(member);
     let is_due = |moved: &mut Moved| now.since(moved.at) >= tuning::JUDGED_AFTER;
     if let Some(moved) = member.memory.moved.take_if(is_due) {
@@ -275,7 +275,7 @@ fn judge(member: &mut Member, now: Time) {
 }
 
 /// The reason why a member that is short gets nothing.
-fn why_no_more(member: &Member) -> Reason {
+fn why_no_more(member: &GroupVm) -> Reason {
     if let Some(reason) = member.blocked.as_ref().or(member.avoided.as_ref()) {
         reason.clone()
     } else if member.has_max() {

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use model::{Bytes, Reading, Reason, view::MemoryLimit};
 
-use crate::{Rule, Rules, member::Member, tuning};
+use crate::{Rule, Rules, member::GroupVm, tuning};
 
 /// All limits that apply to VMs of the groups, with the room below each.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl Level {
     }
 
     /// The amount that may be granted to `member`.
-    fn room(&self, member: &Member) -> Bytes {
+    fn room(&self, member: &GroupVm) -> Bytes {
         let below_base = member.limits.base.minus(member.limit());
         if self.is_guessed { self.left.max(below_base) } else { self.left }
     }
@@ -56,7 +56,7 @@ impl Level {
 
 impl Ceilings {
     /// Measures the room below the limits of these members.
-    pub(crate) fn measure<'a>(members: impl Iterator<Item = &'a Member>, rules: Rules) -> Self {
+    pub(crate) fn measure<'a>(members: impl Iterator<Item = &'a GroupVm>, rules: Rules) -> Self {
         let mut levels = BTreeMap::new();
         if !rules.has(Rule::CgroupLimit) {
             return Self { levels };
@@ -86,14 +86,14 @@ impl Ceilings {
     }
 
     /// The limit of `member` that is exceeded most, and the excess.
-    pub(crate) fn exceeded(&self, member: &Member) -> Option<(Bytes, &MemoryLimit)> {
+    pub(crate) fn exceeded(&self, member: &GroupVm) -> Option<(Bytes, &MemoryLimit)> {
         let levels = member.memory_limits.iter().filter_map(|limit| self.levels.get(&key(limit)));
         let over = levels.filter(|level| !level.over.is_zero());
         over.max_by_key(|level| level.over).map(|level| (level.over, &level.limit.value))
     }
 
     /// Notes that `amount` is taken from `member`.
-    pub(crate) fn note_taken(&mut self, member: &Member, amount: Bytes) {
+    pub(crate) fn note_taken(&mut self, member: &GroupVm, amount: Bytes) {
         for limit in &member.memory_limits {
             if let Some(level) = self.levels.get_mut(&key(limit)) {
                 level.over = level.over.minus(amount);
@@ -103,7 +103,7 @@ impl Ceilings {
 
     /// Reserves up to `wanted` for `member`. Returns the amount reserved, or the limit that
     /// leaves nothing.
-    pub(crate) fn claim(&mut self, member: &Member, wanted: Bytes) -> Result<Bytes, Reason> {
+    pub(crate) fn claim(&mut self, member: &GroupVm, wanted: Bytes) -> Result<Bytes, Reason> {
         let levels = || member.memory_limits.iter().map(key);
         let of_all = levels().filter_map(|key| self.levels.get(&key));
         let Some(least) = of_all.min_by_key(|level| level.room(member)) else {

@@ -16,11 +16,11 @@
 
 use model::{Bytes, Cold, Reading, Reason, Time, Tracking, reason::Pressure};
 
-use crate::{statistics::Guest, tuning};
+use crate::{statistics::GuestMemory, tuning};
 
 /// The host's view of a guest, in the form of statistics. The guest's total is its resident
 /// limit; memory not touched for a minute is free.
-pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Reason> {
+pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<GuestMemory, Reason> {
     let cold = cold.ok_or(Reason::NotPaged)?;
     let age = cold.age(now);
     if age > tuning::USED_STALE_AFTER {
@@ -39,7 +39,7 @@ pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Rea
             .then_some(Pressure::Refaults { per_second: cold.refaulted_per_s })
     };
     let (demand, pressure) = (sign(tuning::WAITS_FOR_MORE), sign(tuning::SUFFERS_WAITS));
-    Ok(Guest { at, total, free, available: free, demand, pressure })
+    Ok(GuestMemory { at, total, free, available: free, demand, pressure })
 }
 
 /// Duration of a refault, in seconds.
@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-    fn of(cold: Cold) -> Guest {
+    fn of(cold: Cold) -> GuestMemory {
         guest(Some(Reading::new(cold, Time(0))), Time(0)).unwrap()
     }
 

@@ -10,7 +10,7 @@ use crate::{
     headroom::Headroom,
     idle, ledger,
     lending::{Lacking, Party},
-    member::Member,
+    member::GroupVm,
     memory::GroupBalance,
     reprovision::{self, Shares, Standing},
     returning, revoke, tuning,
@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
     pub(crate) spec: &'a GroupSpec,
-    pub(crate) members: Vec<Member>,
+    pub(crate) members: Vec<GroupVm>,
     pub(crate) ledger: Ledger,
     /// The last time at which a VM was known to be short of memory that the group did not have.
     pub(crate) unmet_at: Time,
@@ -30,7 +30,7 @@ pub(crate) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Time) -> Self {
+    pub(crate) fn new(spec: &'a GroupSpec, members: Vec<GroupVm>, unmet_at: Time) -> Self {
         let ledger = ledger::draw_up(spec.budget, &members);
         Self { spec, members, ledger, unmet_at, balance: GroupBalance::default(), over: None }
     }
@@ -40,7 +40,7 @@ impl<'a> Group<'a> {
         let Ledger { budget, used, promised, reserve, surplus, .. } = self.ledger;
         let short = self.members.iter().find_map(|m| Some((m.name.clone(), m.demand()?)));
         let lacking = self.unmet().and_then(|(shortest, amount)| {
-            let Member { name, .. } = &self.members[shortest];
+            let GroupVm { name, .. } = &self.members[shortest];
             Some(Lacking { vm: name.clone(), sign: self.members[shortest].demand()?, amount })
         });
         let held = used.plus(promised).plus(reserve).minus(budget);
@@ -149,7 +149,7 @@ impl<'a> Group<'a> {
                 Reason::InFlight { .. } | Reason::NotWatched { .. } | Reason::Grace { .. }
             )
         };
-        let gives = |member: &Member| {
+        let gives = |member: &GroupVm| {
             member.change.as_ref().is_some_and(|change| change.is_take)
                 || member.refusals.iter().any(is_soon)
         };
@@ -264,7 +264,7 @@ impl<'a> Group<'a> {
 
     /// The group's own surplus that no VM needs, after all decisions.
     pub(crate) fn spare(&self) -> Bytes {
-        let given = |member: &Member| {
+        let given = |member: &GroupVm| {
             let target = member.change.as_ref().map(|change| change.target);
             target.map_or(Bytes::ZERO, |target| target.minus(member.target))
         };
@@ -284,7 +284,7 @@ impl<'a> Group<'a> {
     fn shares(&self, surplus: Bytes) -> Option<Shares> {
         let policy = reprovision::policy(self.spec.policy)?;
         let standings: Vec<Standing> = self.members.iter().map(standing).collect();
-        let grants: Bytes = self.members.iter().map(Member::grant).sum();
+        let grants: Bytes = self.members.iter().map(GroupVm::grant).sum();
         Some(policy.share(&standings, grants.plus(surplus)))
     }
 
@@ -328,7 +328,7 @@ impl<'a> Group<'a> {
     }
 }
 
-fn standing(member: &Member) -> Standing {
+fn standing(member: &GroupVm) -> Standing {
     let base = member.limits.base;
     Standing {
         grant: member.grant(),
@@ -340,7 +340,7 @@ fn standing(member: &Member) -> Standing {
     }
 }
 
-fn shrink_to_share(member: &mut Member, share: Bytes, rules: Rules, now: Time) {
+fn shrink_to_share(member: &mut GroupVm, share: Bytes, rules: Rules, now: Time) {
     let excess = member.grant().minus(share);
     match guard::lowest_target(member, excess, Purpose::Share, rules, now) {
         Ok(target) => member.take(target, Reason::Share { share }),
@@ -349,7 +349,7 @@ fn shrink_to_share(member: &mut Member, share: Bytes, rules: Rules, now: Time) {
 }
 
 /// Why a member that is short gets nothing; `motive` is the reason that a grant would have had.
-fn why_no_more(member: &Member, motive: Reason) -> Reason {
+fn why_no_more(member: &GroupVm, motive: Reason) -> Reason {
     if let Some(reason) = member.blocked.as_ref().or(member.avoided.as_ref()) {
         reason.clone()
     } else if member.has_max() {

@@ -20,8 +20,8 @@ use model::{Bytes, Reason, Time, reason::Pressure};
 
 use crate::{
     Rule, Rules,
-    member::{Keeps, Member},
-    memory::Asked,
+    member::{GroupVm, Keeps},
+    memory::BalloonTarget,
     tuning,
 };
 
@@ -63,7 +63,7 @@ impl Purpose {
 ///
 /// The rule that forbids a take worth the balloon's work.
 pub(crate) fn lowest_target(
-    member: &Member,
+    member: &GroupVm,
     wanted: Bytes,
     purpose: Purpose,
     rules: Rules,
@@ -145,7 +145,7 @@ pub(crate) fn lowest_target(
     let Keeps { margin, free: lasting, .. } = member.keeps;
     let available = guest.available;
     if purpose == Purpose::Idle || keeps_what_it_uses {
-        let before_the_last_step = |asked: &Asked| {
+        let before_the_last_step = |asked: &BalloonTarget| {
             let arrived = if keeps_what_it_uses { asked.arrived_at } else { None };
             asked.is_take && guest.at <= arrived.unwrap_or(asked.said_at)
         };
@@ -170,12 +170,12 @@ pub(crate) fn lowest_target(
     Ok(member.target.minus(amount).floor_mib().max(floor))
 }
 
-fn is_watched(member: &Member) -> Result<(), Reason> {
+fn is_watched(member: &GroupVm) -> Result<(), Reason> {
     let needed = tuning::LASTING;
     member.keeps.unwatched.map_or(Ok(()), |ago| Err(Reason::NotWatched { ago, needed }))
 }
 
-fn is_comfortable(member: &Member, rules: Rules, now: Time) -> Result<(), Reason> {
+fn is_comfortable(member: &GroupVm, rules: Rules, now: Time) -> Result<(), Reason> {
     let pressure = member.guest.as_ref().ok().and_then(|guest| guest.pressure);
     if let Some(pressure) = pressure.filter(|_| rules.has(Rule::Pressure)) {
         return Err(Reason::UnderPressure { pressure });
@@ -188,7 +188,7 @@ fn is_comfortable(member: &Member, rules: Rules, now: Time) -> Result<(), Reason
     Ok(())
 }
 
-fn is_not_backing_off(member: &Member, rules: Rules, now: Time) -> Result<(), Reason> {
+fn is_not_backing_off(member: &GroupVm, rules: Rules, now: Time) -> Result<(), Reason> {
     if rules.has(Rule::BackOff) && now < member.memory.back_off_until {
         let wait = member.memory.back_off_until.since(now);
         return Err(Reason::BackOff { failures: member.memory.failures, wait });

@@ -158,7 +158,7 @@ pub enum TargetDeed {
 
 /// A host's knowledge of an intent, in addition to the state of its own QEMU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen<'a> {
+pub struct IntentView<'a> {
     /// The source's step; on the target it may be old.
     pub source: Option<&'a SourceStep>,
     /// The target's step; on the source it may be old.
@@ -217,10 +217,10 @@ const ALONE: &str = "the other host is not heard of";
 
 /// Decides the source's next action.
 #[must_use]
-pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
+pub fn source(seen: IntentView<'_>, qemu: &SourceQemu) -> SourceDeed {
     use SourceDeed::{CallOff, End, Hasten, Nothing, Resume, Send, Wait, Write};
     let stayed = |why: &str| Write(SourceStep::Stayed { why: plain(why) });
-    let Seen { source, target, is_late, is_alone, bar } = seen;
+    let IntentView { source, target, is_late, is_alone, bar } = seen;
     let is_off = is_late || is_alone || matches!(target, Some(TargetStep::Refused { .. }));
     match (source, qemu) {
         (None, SourceQemu::Gone) => stayed("its QEMU has ended"),
@@ -275,10 +275,10 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
 
 /// Decides the target's next action.
 #[must_use]
-pub fn target(seen: Seen<'_>, qemu: &TargetQemu) -> TargetDeed {
+pub fn target(seen: IntentView<'_>, qemu: &TargetQemu) -> TargetDeed {
     use TargetDeed::{End, Nothing, Run, Start, Wait, Write};
     let refused = |why: &str| Write(TargetStep::Refused { why: plain(why) });
-    let Seen { source, target, is_late, is_alone, bar } = seen;
+    let IntentView { source, target, is_late, is_alone, bar } = seen;
     match target {
         None => match (source, qemu) {
             (Some(SourceStep::Stayed { why }), _) => refused(why),

@@ -13,13 +13,13 @@ use model::{Bytes, Reason, Time, VmName};
 use crate::{
     Rules,
     guard::{self, Purpose},
-    member::Member,
+    member::GroupVm,
     tuning,
 };
 
 /// Takes up to `wanted` for `needed_by` from the other members. Returns the amount taken.
 pub(crate) fn collect(
-    members: &mut [Member],
+    members: &mut [GroupVm],
     wanted: Bytes,
     needed_by: &VmName,
     rules: Rules,
@@ -51,7 +51,7 @@ pub(crate) fn collect(
 
 /// The ledger's largest gain from shrinking `member`: an untouched grant, and free memory of the
 /// guest that it once touched and the host still backs.
-fn freed_by_taking(member: &Member) -> Bytes {
+fn freed_by_taking(member: &GroupVm) -> Bytes {
     let free = member.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free);
     // A guest that counts more memory than its balloon leaves it also has memory of other
     // devices.

@@ -21,13 +21,13 @@
 
 use model::{Bytes, Ledger};
 
-use crate::{member::Member, tuning};
+use crate::{member::GroupVm, tuning};
 
 /// Draws up the ledger of a group that pays for `budget` (`None`: the sum of its members' base).
-pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
+pub(crate) fn draw_up(budget: Option<Bytes>, members: &[GroupVm]) -> Ledger {
     let budget = budget.unwrap_or_else(|| members.iter().map(|member| member.paid).sum());
     let used: Bytes = members.iter().map(|m| m.used).sum();
-    let promised: Bytes = members.iter().map(Member::promised).sum();
+    let promised: Bytes = members.iter().map(GroupVm::promised).sum();
     let could_come_back: Bytes = members.iter().map(could_come_back).sum();
     let reserve = budget.percent(tuning::RESERVE_PERCENT).min(could_come_back);
     let spoken_for = used.plus(promised);
@@ -45,7 +45,7 @@ pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
 }
 
 /// Memory that a member may occupy beyond the counted amount, without a further grant.
-fn could_come_back(member: &Member) -> Bytes {
+fn could_come_back(member: &GroupVm) -> Bytes {
     member.limit().minus(member.used.plus(member.promised()))
 }
 

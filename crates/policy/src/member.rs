@@ -15,14 +15,14 @@ use model::{
 use crate::{
     Rule, Rules, cold,
     memory::{Merging, VmMemory},
-    statistics::{self, Guest, Known},
+    statistics::{self, GuestMemory, HostKnowledge},
     tuning,
     used::{lazy, used},
 };
 
 /// A VM of a group, during a tick.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct GroupVm {
     pub(crate) name: VmName,
     pub(crate) limits: VmLimits,
     pub(crate) has_swap: bool,
@@ -57,7 +57,7 @@ pub(crate) struct Member {
     pub(crate) swap_cost: f32,
     /// Whether `used` is only an upper bound, because the VM has not been counted yet.
     pub(crate) is_guessed: bool,
-    pub(crate) guest: Result<Guest, Reason>,
+    pub(crate) guest: Result<GuestMemory, Reason>,
     /// Freed memory that can be taken from the VM.
     pub(crate) free_pages: FreePages,
     /// The VM's working set and curve, where they are current.
@@ -116,7 +116,7 @@ pub(crate) struct Intent {
     pub(crate) reason: Reason,
 }
 
-impl Member {
+impl GroupVm {
     /// Assesses one VM.
     pub(crate) fn assess(
         name: &VmName,
@@ -138,7 +138,7 @@ impl Member {
             cold::guest(view.cold, now)
         } else {
             let most = view.ram.plus(view.devices);
-            let known = Known { most, held: held(view), has_swap: has_swap(&memory) };
+            let known = HostKnowledge { most, held: held(view), has_swap: has_swap(&memory) };
             statistics::believe(view.stats, known, &mut memory, rules, now)
         };
         let has_swap = is_paged || has_swap(&memory);
@@ -410,7 +410,7 @@ fn paid(view: &VmView, base: Bytes, counted: Option<Reading<Bytes>>, most: Bytes
 
 /// The memory that `guest` always keeps.
 fn keeps(
-    guest: &Guest,
+    guest: &GuestMemory,
     memory: &VmMemory,
     is_paged: bool,
     has_swap: bool,

@@ -77,8 +77,8 @@ pub(crate) struct VmMemory {
     /// The time at which the VM was first seen.
     pub(crate) seen_at: Time,
     #[serde(default)]
-    pub(crate) overload: overload::Watch,
-    pub(crate) counters: Option<Reading<Counters>>,
+    pub(crate) overload: overload::RecentPaging,
+    pub(crate) counters: Option<Reading<GuestCounters>>,
     /// The guest's allocation history.
     #[serde(default)]
     pub(crate) allocation: Allocation,
@@ -99,7 +99,7 @@ pub(crate) struct VmMemory {
     /// The last time at which the VM was short of memory, or its state was unknown.
     #[serde(default)]
     pub(crate) short_at: Time,
-    pub(crate) asked: Option<Asked>,
+    pub(crate) asked: Option<BalloonTarget>,
     /// The limit of resident memory, while the host pages out untouched memory.
     #[serde(default)]
     pub(crate) resident: Option<Bytes>,
@@ -204,7 +204,7 @@ pub(crate) struct Moved {
 
 /// A guest's counters since it booted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Counters {
+pub(crate) struct GuestCounters {
     pub(crate) swap_in: Bytes,
     pub(crate) swap_out: Bytes,
     pub(crate) minor_faults: u64,
@@ -232,7 +232,7 @@ pub(crate) struct Merging {
 
 /// A target given to the balloon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct BalloonTarget {
     pub(crate) target: Bytes,
     pub(crate) is_take: bool,
     pub(crate) reason: Reason,
@@ -542,7 +542,7 @@ impl VmMemory {
             Some(old) if !old.reached && old.is_take == is_take => (old.moved_at, old.stood_at),
             _ => (now, actual),
         };
-        self.asked = Some(Asked {
+        self.asked = Some(BalloonTarget {
             target,
             is_take,
             reason,

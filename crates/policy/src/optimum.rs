@@ -87,7 +87,7 @@ pub fn place_within(choices: &[Choice], units: u64, work: usize) -> Placement {
 
 /// A piece of a VM's hull.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct HullSegment {
     vm: usize,
     from: usize,
     to: usize,
@@ -98,7 +98,7 @@ struct Piece {
 /// The end of dealing out: this piece of one VM fits only in part.
 #[derive(Clone, Copy, Debug)]
 struct Split {
-    piece: Piece,
+    piece: HullSegment,
     /// Remaining units, fewer than the piece has.
     left: usize,
 }
@@ -110,7 +110,7 @@ fn relax(choices: &[Choice], units: u64, given: &mut [usize]) -> Option<Split> {
     for (vm, choice) in choices.iter().enumerate() {
         pieces_of(vm, &choice.misses, &mut hull, &mut pieces);
     }
-    let steepest_first = |a: &Piece, b: &Piece| {
+    let steepest_first = |a: &HullSegment, b: &HullSegment| {
         b.slope.total_cmp(&a.slope).then((a.vm, a.from).cmp(&(b.vm, b.from)))
     };
     // Sorting all pieces would be most of the work, but only a piece's side of the split matters.
@@ -139,7 +139,7 @@ fn relax(choices: &[Choice], units: u64, given: &mut [usize]) -> Option<Split> {
 }
 
 /// Adds the pieces of the lower convex hull of `misses` that save something; `hull` is scratch.
-fn pieces_of(vm: usize, misses: &[f64], hull: &mut Vec<usize>, pieces: &mut Vec<Piece>) {
+fn pieces_of(vm: usize, misses: &[f64], hull: &mut Vec<usize>, pieces: &mut Vec<HullSegment>) {
     let slope = |from: usize, to: usize| (misses[from] - misses[to]) / (to - from) as f64;
     hull.clear();
     for size in 0..misses.len() {
@@ -151,12 +151,14 @@ fn pieces_of(vm: usize, misses: &[f64], hull: &mut Vec<usize>, pieces: &mut Vec<
         hull.push(size);
     }
     let falling = hull.windows(2).map(|ends| (ends[0], ends[1], slope(ends[0], ends[1])));
-    pieces.extend(falling.filter(|(.., slope)| *slope > 0.0).map(|(from, to, slope)| Piece {
-        vm,
-        from,
-        to,
-        slope,
-    }));
+    pieces.extend(
+        falling.filter(|(.., slope)| *slope > 0.0).map(|(from, to, slope)| HullSegment {
+            vm,
+            from,
+            to,
+            slope,
+        }),
+    );
 }
 
 /// A size that may be in a solution better than the best known one.
@@ -193,7 +195,7 @@ struct Search {
 
 impl Search {
     fn new(choices: &[Choice], given: &[usize], split: Split) -> Self {
-        let Split { piece: Piece { vm, from, slope: lambda, .. }, left } = split;
+        let Split { piece: HullSegment { vm, from, slope: lambda, .. }, left } = split;
         let misses = &choices[vm].misses;
         // All remaining units go to the split VM.
         let best = misses[from + left] - misses[from] + lambda * left as f64;

@@ -38,7 +38,7 @@ const PAGE: u64 = 4096;
 
 /// One VM's recent paging.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Watch {
+pub(crate) struct RecentPaging {
     /// The reading at the start of the current interval.
     begun: Option<Reading<Paged>>,
     intervals: Intervals,
@@ -121,7 +121,7 @@ fn paged(vm: &VmView, now: Time) -> Option<Reading<Paged>> {
     Some(Reading::new(Paged { pages: sum / PAGE, is_by_disk: false }, stats.at))
 }
 
-impl Watch {
+impl RecentPaging {
     /// Updates the intervals. `is_short`: the VM has less than it was promised.
     pub(crate) fn note(
         &mut self,
@@ -238,7 +238,7 @@ fn is_same_count(begun: &Reading<Paged>, latest: &Reading<Paged>) -> bool {
 /// The data about a VM's overload.
 pub(crate) struct Watched<'a> {
     pub(crate) name: &'a VmName,
-    pub(crate) watch: &'a mut Watch,
+    pub(crate) watch: &'a mut RecentPaging,
     /// Whether the VM has less than it was promised.
     pub(crate) is_short: bool,
 }
@@ -303,14 +303,14 @@ mod tests {
 
     /// A VM with a given rate of paging, second by second.
     #[derive(Default)]
-    struct Guest {
-        watch: Watch,
+    struct PagingVm {
+        watch: RecentPaging,
         profile: Profile,
         paged: u64,
         now: Time,
     }
 
-    impl Guest {
+    impl PagingVm {
         /// Runs intervals in which the VM pages `rate` pages a second.
         fn pages(&mut self, rate: u64, intervals: u64) -> &mut Self {
             for _ in 0..intervals * 10 {
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn an_overload_is_transient_until_8_of_the_last_12_intervals_were_overloaded() {
-        let mut guest = Guest::default();
+        let mut guest = PagingVm::default();
         guest.pages(200, 3);
         guest.second(200, true);
         assert_eq!(guest.severity(), Severity::None, "no more than 200");
@@ -365,11 +365,11 @@ mod tests {
 
     #[test]
     fn an_overload_that_pauses_for_less_than_a_minute_is_sustained_all_the_same() {
-        let mut guest = Guest::default();
+        let mut guest = PagingVm::default();
         guest.pages(500, 4).pages(0, 4).pages(500, 4);
         guest.second(0, true);
         assert_eq!(guest.severity(), Severity::Sustained);
-        let mut guest = Guest::default();
+        let mut guest = PagingVm::default();
         guest.pages(500, 4).pages(0, 5).pages(500, 4);
         guest.second(0, true);
         assert_eq!(guest.severity(), Severity::Transient);
@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn who_has_all_that_it_was_promised_is_not_overloaded() {
-        let mut guest = Guest::default();
+        let mut guest = PagingVm::default();
         for _ in 0..200 {
             guest.second(5000, false);
         }
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn short_overloads_teach_that_a_longer_one_is_sustained() {
-        let mut guest = Guest::default();
+        let mut guest = PagingVm::default();
         for turn in 0..LEARN_FROM {
             guest.pages(500, 1 + u64::from(turn % 2)).pages(0, 3);
         }
@@ -417,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_gap_in_what_is_known_and_a_counter_that_begins_anew_end_what_was_known() {
-        let mut guest = Guest::default();
+        let mut guest = PagingVm::default();
         guest.pages(500, 7);
         guest.paged = 0;
         guest.pages(500, 3);
@@ -425,7 +425,7 @@ mod tests {
         guest.now = guest.now.after(Millis::secs(30));
         let silent = VmView::unknown(Link::Up);
         guest.watch.note(&silent, true, &SPEC, &mut guest.profile, guest.now);
-        assert_eq!(guest.watch, Watch::default());
+        assert_eq!(guest.watch, RecentPaging::default());
     }
 
     #[test]

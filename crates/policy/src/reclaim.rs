@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use model::{Bytes, GroupName, HostReading, HostView, Reason, Time, VmName, plan::Take};
 
-use crate::{cache, group::Group, member::Member, tuning};
+use crate::{cache, group::Group, member::GroupVm, tuning};
 
 /// The takes until the next tick. VMs that keep all their freed memory are left out.
 pub(crate) fn decide(
@@ -28,7 +28,7 @@ pub(crate) fn decide(
     let Some(short) = host.and_then(|host| shortage(&host.value, groups, reserve, cached)) else {
         return BTreeMap::new();
     };
-    let mut members: Vec<(Bytes, &Member)> = groups
+    let mut members: Vec<(Bytes, &GroupVm)> = groups
         .values()
         .flat_map(|group| group.members.iter().map(|member| (group.ledger.deficit, member)))
         .filter(|(_, member)| !member.free_pages.lazy.is_zero())

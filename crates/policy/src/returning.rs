@@ -11,10 +11,10 @@
 
 use model::{Bytes, Reason, Time};
 
-use crate::{Rule, Rules, headroom::Headroom, member::Member, tuning};
+use crate::{Rule, Rules, headroom::Headroom, member::GroupVm, tuning};
 
 /// Gives memory back to all `members` of a group that need it.
-pub(crate) fn give_back(members: &mut [Member], host: &mut Headroom, rules: Rules, now: Time) {
+pub(crate) fn give_back(members: &mut [GroupVm], host: &mut Headroom, rules: Rules, now: Time) {
     for member in members.iter_mut().filter(|member| !member.is_paged) {
         let is_free_to_change = member.change.is_none() && member.blocked.is_none();
         // A guest whose kernel kills gets its base even where its balloon is planned around
@@ -44,7 +44,7 @@ pub(crate) fn give_back(members: &mut [Member], host: &mut Headroom, rules: Rule
 }
 
 /// The size that a member should have now, and the reason; `None`: no change.
-fn wanted(member: &Member, rules: Rules, now: Time) -> Option<(Bytes, Reason)> {
+fn wanted(member: &GroupVm, rules: Rules, now: Time) -> Option<(Bytes, Reason)> {
     let base = member.limits.base;
     let had = member.memory.had.map_or(base, |had| had.max(base));
     if let Some(killed) = member.memory.recovers_from(now) {

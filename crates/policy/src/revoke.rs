@@ -12,13 +12,13 @@ use model::{Bytes, Reason, Time, reason::Pressure};
 use crate::{
     Rule, Rules,
     guard::{self, Purpose},
-    member::Member,
+    member::GroupVm,
     tuning,
 };
 
 /// Takes back up to `wanted` of the members' grants. Returns the amount on its way back.
 pub(crate) fn take_back(
-    members: &mut [Member],
+    members: &mut [GroupVm],
     wanted: Bytes,
     purpose: Purpose,
     reason: &Reason,
@@ -32,7 +32,7 @@ pub(crate) fn take_back(
         let is_pressured = rules.has(Rule::Pressure) && member.is_pressured();
         (is_pressured, std::cmp::Reverse(member.promised().plus(member.spare())))
     });
-    let mut left = wanted.minus(members.iter().map(Member::overshoot).sum());
+    let mut left = wanted.minus(members.iter().map(GroupVm::overshoot).sum());
     let mut is_cheaper_left = false;
     for i in order {
         if left.is_zero() {
@@ -68,7 +68,7 @@ pub(crate) fn take_back(
 }
 
 /// The pressure for which `member` is spared while others hold grants. A short host spares no VM.
-fn spared(member: &Member, purpose: Purpose, rules: Rules) -> Option<Pressure> {
+fn spared(member: &GroupVm, purpose: Purpose, rules: Rules) -> Option<Pressure> {
     let pressure = member.guest.as_ref().ok().and_then(|guest| guest.pressure);
     pressure.filter(|_| purpose == Purpose::Deficit && rules.has(Rule::Pressure))
 }

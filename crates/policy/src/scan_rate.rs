@@ -15,7 +15,7 @@
 
 use model::{Bytes, DedupSpec, PagesPerMs, Reason, Scan};
 
-use crate::{member::Member, tuning};
+use crate::{member::GroupVm, tuning};
 
 /// The controllers of the paper. The adaptive ones differ in their inputs (Kim 2014 §6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +49,11 @@ pub struct Period {
 impl Period {
     /// The last period of a group with these members. It is scanned for the memory of `for_whom`:
     /// its own members, or those of a group that borrows its idle memory (Kim 2014 §7.2).
-    pub(crate) fn of(cpu_busy: Option<f32>, members: &[Member], for_whom: &[Member]) -> Self {
+    pub(crate) fn of(cpu_busy: Option<f32>, members: &[GroupVm], for_whom: &[GroupVm]) -> Self {
         let merging = || members.iter().filter_map(|member| member.merging);
         Self {
             cpu_busy,
-            swapped: for_whom.iter().map(Member::swapped).sum(),
+            swapped: for_whom.iter().map(GroupVm::swapped).sum(),
             merged: merging().map(|vm| vm.merged).sum(),
             broken: merging().map(|vm| vm.broken).sum(),
             vms: merging().map(|_| 1).sum(),

@@ -14,14 +14,14 @@ use model::{
 
 use crate::{
     Rule, Rules,
-    allocation::Sample,
-    memory::{Asked, Counters, VmMemory},
+    allocation::AllocationSample,
+    memory::{BalloonTarget, GuestCounters, VmMemory},
     tuning,
 };
 
 /// The values of a believable guest.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Guest {
+pub(crate) struct GuestMemory {
     /// Time of the statistics.
     pub(crate) at: Time,
     pub(crate) total: Bytes,
@@ -35,7 +35,7 @@ pub(crate) struct Guest {
 
 /// The host's own knowledge of a guest, used to judge its statistics.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub(crate) struct HostKnowledge {
     /// All memory of the guest, including that of other devices.
     pub(crate) most: Bytes,
     /// Memory in the balloon now, where the guest's statistics count it as its own.
@@ -46,11 +46,11 @@ pub(crate) struct Known {
 /// Believes or doubts the statistics of a guest.
 pub(crate) fn believe(
     stats: Option<Reading<GuestStats>>,
-    known: Known,
+    known: HostKnowledge,
     memory: &mut VmMemory,
     rules: Rules,
     now: Time,
-) -> Result<Guest, Reason> {
+) -> Result<GuestMemory, Reason> {
     let reading = stats.ok_or(Reason::NoStats)?;
     let age = reading.age(now);
     if rules.has(Rule::FreshStats) && age > tuning::STALE_AFTER {
@@ -71,7 +71,7 @@ pub(crate) fn believe(
         Some(held) if has_moved_since(reading.at, held, memory, now) => None,
         held => Some(total.minus(available.plus(held.unwrap_or_default()))),
     };
-    let sample = Reading::new(Sample { in_use, available, free }, reading.at);
+    let sample = Reading::new(AllocationSample { in_use, available, free }, reading.at);
     if available < total.percent(tuning::MARGIN_PERCENT) {
         memory.allocation.note_scarce(reading.at);
     }
@@ -95,12 +95,12 @@ pub(crate) fn believe(
     let suffering = (memory.swap_in >= tuning::SUFFERING_PER_SECOND)
         .then_some(Pressure::SwapIn { per_second: memory.swap_in });
     let (demand, pressure) = (swapping.or(low), suffering.or(low));
-    Ok(Guest { at: reading.at, total, free, available, demand, pressure })
+    Ok(GuestMemory { at: reading.at, total, free, available, demand, pressure })
 }
 
 /// Whether the balloon, which holds `held` now, may have held another amount at `at`.
 fn has_moved_since(at: Time, held: Bytes, memory: &mut VmMemory, now: Time) -> bool {
-    let is_under_way = |asked: &Asked| match asked.arrived_at {
+    let is_under_way = |asked: &BalloonTarget| match asked.arrived_at {
         Some(arrived) => at <= arrived,
         None => now.since(asked.moved_at) <= tuning::STALE_AFTER,
     };
@@ -116,9 +116,9 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
 /// other reasons.
 fn note_kills(
     reading: &Reading<GuestStats>,
-    before: Option<Reading<Counters>>,
+    before: Option<Reading<GuestCounters>>,
     jumped: Option<Bytes>,
-    known: Known,
+    known: HostKnowledge,
     memory: &mut VmMemory,
     now: Time,
 ) {
@@ -142,7 +142,7 @@ fn note_kills(
 /// a guest that never swapped. Returns whether the counters ran backwards.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) -> bool {
     let swap_in = reading.value.swap_in.unwrap_or_default();
-    let counters = Counters {
+    let counters = GuestCounters {
         swap_in,
         swap_out: reading.value.swap_out.unwrap_or_default(),
         minor_faults: reading.value.minor_faults.unwrap_or_default(),

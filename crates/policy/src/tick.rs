@@ -16,7 +16,7 @@ use crate::{
     group::Group,
     headroom::Headroom,
     ledger,
-    member::{Intent, Member, Terms},
+    member::{GroupVm, Intent, Terms},
     memory::VmMemory,
     overload::{self, Watched},
     reclaim,
@@ -134,7 +134,7 @@ fn assemble<'a>(
     let grace = memory.grace(now).filter(|_| spec.modes.balloon == Mode::Enforce);
     let swap_cost = view.host.map_or(0.0, |host| host.value.swap_cost);
     let host_total = view.host.map_or(Bytes(u64::MAX), |host| host.value.total);
-    let mut members: BTreeMap<&GroupName, Vec<Member>> = BTreeMap::new();
+    let mut members: BTreeMap<&GroupName, Vec<GroupVm>> = BTreeMap::new();
     for (name, vm) in &view.vms {
         let Some((group, group_spec)) = spec.group_of(name) else {
             let refusals = vec![Reason::NoGroup];
@@ -149,7 +149,7 @@ fn assemble<'a>(
         let own = spec.vms.get(name).copied().unwrap_or_default();
         let terms =
             Terms { limits, spec: own, pages_out: group_spec.cold.is_on(), swap_cost, host_total };
-        let mut member = Member::assess(name, vm, terms, known, rules, now);
+        let mut member = GroupVm::assess(name, vm, terms, known, rules, now);
         member.spared.clone_from(&grace);
         if group_spec.policy != Policy::Balance {
             member.memory.forget_balance();
@@ -225,7 +225,7 @@ fn scans(
 
 /// Writes a member's decision into the plan, and into memory if it is carried out.
 fn conclude(
-    mut member: Member,
+    mut member: GroupVm,
     group: &GroupName,
     mode: Mode,
     memory: &mut Memory,

@@ -5,11 +5,11 @@ mod world;
 use std::path::PathBuf;
 
 use model::{Bytes, CacheReading, Plan, Policy, Reading, Reason, spec::DiskSpec};
-use world::World;
+use world::GroupFixture;
 
 /// Two VMs of a group that pays for 1000 MiB, one of which has a data disk with a cache.
-fn world() -> World {
-    let mut world = World::new(Policy::Demand, Some(1000)).vm("a", 128, 40).vm("b", 128, 40);
+fn world() -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, Some(1000)).vm("a", 128, 40).vm("b", 128, 40);
     let disk = DiskSpec {
         vm: "a".into(),
         file: PathBuf::from("/srv/a"),
@@ -29,7 +29,7 @@ fn quota(plan: &Plan) -> Bytes {
 }
 
 /// Sets the memory that the cache holds now.
-fn hold(world: &mut World, held: Bytes) {
+fn hold(world: &mut GroupFixture, held: Bytes) {
     let reading = CacheReading { held, ..CacheReading::default() };
     world.view.caches.insert("g".into(), Reading::new(reading, world.now));
 }

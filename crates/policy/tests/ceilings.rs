@@ -3,13 +3,13 @@
 mod world;
 
 use model::{Bytes, FreePages, Policy, Reading, Reason, Time, view::MemoryLimit};
-use world::World;
+use world::GroupFixture;
 
 /// QEMU's own memory in these tests, in MiB.
 const OWN: u64 = 40;
 
 /// Places these VMs in a cgroup with a limit of `limit` MiB.
-fn confine(world: &mut World, vms: &[&str], limit: u64) {
+fn confine(world: &mut GroupFixture, vms: &[&str], limit: u64) {
     let used: u64 = vms.iter().map(|vm| OWN + (used(world, vm) >> 20)).sum();
     let now = world.now;
     for vm in vms {
@@ -23,12 +23,12 @@ fn confine(world: &mut World, vms: &[&str], limit: u64) {
     }
 }
 
-fn used(world: &World, vm: &str) -> u64 {
+fn used(world: &GroupFixture, vm: &str) -> u64 {
     world.view.vms[&vm.into()].used.map_or(0, |used| used.value.0)
 }
 
 /// A second in which each of the VMs swaps, and touches all its memory.
-fn hungry_second(world: &mut World, vms: &[&str]) -> model::Plan {
+fn hungry_second(world: &mut GroupFixture, vms: &[&str]) -> model::Plan {
     for vm in vms {
         let stands = Bytes::mib(world.stands_at(vm));
         let stats = world.tell(vm);
@@ -45,8 +45,8 @@ fn refused(plan: &model::Plan, vm: &str) -> bool {
 
 #[test]
 fn a_grant_stays_below_the_limit_of_its_cgroup_and_says_so() {
-    let mut world = World::new(Policy::Demand, Some(4096)).vm("a", 128, 0);
-    let mut free = World::new(Policy::Demand, Some(4096)).vm("a", 128, 0);
+    let mut world = GroupFixture::new(Policy::Demand, Some(4096)).vm("a", 128, 0);
+    let mut free = GroupFixture::new(Policy::Demand, Some(4096)).vm("a", 128, 0);
     for _ in 0..60 {
         confine(&mut world, &["a"], 300);
         hungry_second(&mut world, &["a"]);
@@ -62,7 +62,7 @@ fn a_grant_stays_below_the_limit_of_its_cgroup_and_says_so() {
 
 #[test]
 fn vms_under_one_limit_do_not_get_the_same_memory_twice() {
-    let mut world = World::new(Policy::Demand, Some(4096)).vm("a", 128, 0).vm("b", 128, 0);
+    let mut world = GroupFixture::new(Policy::Demand, Some(4096)).vm("a", 128, 0).vm("b", 128, 0);
     let both = ["a", "b"];
     for _ in 0..60 {
         confine(&mut world, &both, 480);
@@ -74,7 +74,7 @@ fn vms_under_one_limit_do_not_get_the_same_memory_twice() {
 
 #[test]
 fn base_that_does_not_fit_is_not_given_back_and_a_limit_that_is_lowered_takes_grants_back() {
-    let mut world = World::new(Policy::Demand, Some(4096)).vm("a", 100, 0);
+    let mut world = GroupFixture::new(Policy::Demand, Some(4096)).vm("a", 100, 0);
     for _ in 0..20 {
         confine(&mut world, &["a"], 130);
         let plan = hungry_second(&mut world, &["a"]);
@@ -97,8 +97,8 @@ fn base_that_does_not_fit_is_not_given_back_and_a_limit_that_is_lowered_takes_gr
 }
 
 /// VMs that have been at 200 MiB for a minute, below a limit that leaves the group room.
-fn granted(vms: &[&'static str], limit: u64) -> World {
-    let mut world = World::new(Policy::Demand, Some(4096));
+fn granted(vms: &[&'static str], limit: u64) -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, Some(4096));
     for vm in vms {
         world = world.vm(vm, 200, 150);
     }
@@ -124,7 +124,7 @@ fn a_vm_that_is_not_counted_costs_nobody_a_grant_or_its_base() {
     }
     assert_eq!(world.stands_at("a"), 200);
     // The cgroup's count includes all memory of the guest, and its base would fit.
-    let mut world = World::new(Policy::Demand, Some(4096)).vm("a", 100, 0);
+    let mut world = GroupFixture::new(Policy::Demand, Some(4096)).vm("a", 100, 0);
     confine(&mut world, &["a"], 156);
     world.see("a").used = None;
     for _ in 0..3 {
@@ -139,7 +139,7 @@ fn a_vm_that_is_not_counted_costs_nobody_a_grant_or_its_base() {
 fn of_vms_below_one_limit_only_as_much_is_taken_as_is_too_much() {
     let both = ["a", "b"];
     let mut world = granted(&both, 600);
-    let stands = |world: &World| both.map(|vm| world.stands_at(vm));
+    let stands = |world: &GroupFixture| both.map(|vm| world.stands_at(vm));
     assert_eq!(stands(&world), [200, 200]);
     confine(&mut world, &both, 470);
     let plan = world.second();

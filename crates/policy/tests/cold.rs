@@ -4,23 +4,23 @@ mod world;
 
 use model::{Bytes, ColdSpec, Means, Policy, Reading, Reason};
 
-use world::{World, target_mib};
+use world::{GroupFixture, target_mib};
 
 /// A group whose VMs are paged.
-fn world(cold: ColdSpec, budget_mib: Option<u64>) -> World {
-    let mut world = World::new(Policy::Demand, budget_mib);
+fn world(cold: ColdSpec, budget_mib: Option<u64>) -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, budget_mib);
     world.spec.groups.get_mut(&"g".into()).expect("the group").cold = cold;
     world
 }
 
 /// Sets the pieces of paged-out memory that a VM touches per second.
-fn refault(world: &mut World, name: &str, per_s: u32) {
+fn refault(world: &mut GroupFixture, name: &str, per_s: u32) {
     let cold = world.cold(name);
     cold.refaults_per_s = per_s.into();
     cold.refaulted_per_s = Bytes::kib(128).share(per_s.into(), 1);
 }
 
-fn resident_mib(world: &mut World, name: &str) -> u64 {
+fn resident_mib(world: &mut GroupFixture, name: &str) -> u64 {
     world.cold(name).resident.0 >> 20
 }
 

@@ -346,7 +346,7 @@ proptest! {
             let mut decisions = Vec::new();
             for (frame, other) in &frames {
                 let mut frame = frame.clone();
-                frame.vms.resize_with(hostile::VMS, hostile::Shown::absent);
+                frame.vms.resize_with(hostile::VMS, hostile::VmFrame::absent);
                 let neighbours = (0..other.vms.len()).filter(|i| is_changed && hostile::GROUPS[*i] != 0);
                 for i in neighbours {
                     frame.vms[i] = other.vms[i].clone();

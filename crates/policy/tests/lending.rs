@@ -9,12 +9,13 @@ use model::{
 use policy::Memory;
 use proptest::prelude::*;
 
-use world::{World, target_mib};
+use world::{GroupFixture, target_mib};
 
 /// Group `g` whose VM `hungry` fills its budget, and group `rich`, which pays for 400 MiB and
 /// leaves most of it unused; both take part.
-fn world() -> World {
-    let mut world = World::new(Policy::Demand, None).vm("hungry", 128, 8).vm("owner", 128, 60);
+fn world() -> GroupFixture {
+    let mut world =
+        GroupFixture::new(Policy::Demand, None).vm("hungry", 128, 8).vm("owner", 128, 60);
     world.see("hungry").used = Some(Reading::new(Bytes::mib(120), world.now));
     let group = world.spec.groups.get_mut(&"g".into()).expect("the world's group");
     (group.vms, group.lend) = (vec![NamePattern::new("hungry")], true);
@@ -25,7 +26,7 @@ fn world() -> World {
 }
 
 /// Runs seconds in which `hungry` swaps, and touches all memory that it is given.
-fn starve(world: &mut World, seconds: u64) -> Plan {
+fn starve(world: &mut GroupFixture, seconds: u64) -> Plan {
     let mut plan = Plan::default();
     for _ in 0..seconds {
         let has = world.see("hungry").balloon;
@@ -172,7 +173,7 @@ proptest! {
     }
 }
 
-fn live(world: &mut World, (is_hungry, is_owner_short, used): Second) -> Plan {
+fn live(world: &mut GroupFixture, (is_hungry, is_owner_short, used): Second) -> Plan {
     world.see("owner").used = Some(Reading::new(Bytes::mib(used), world.now));
     let has = world.see("hungry").balloon;
     world.see("hungry").used = has;

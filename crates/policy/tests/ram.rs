@@ -3,18 +3,18 @@
 mod world;
 
 use model::{Bytes, Policy, Reading, Reason, spec::LimitsSpec};
-use world::World;
+use world::GroupFixture;
 
 /// No limits are configured: a VM is guaranteed all its RAM.
-fn unlimited() -> World {
-    let mut world = World::new(Policy::Demand, None);
+fn unlimited() -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, None);
     world.spec.groups.values_mut().for_each(|group| group.limits = LimitsSpec::default());
     world
 }
 
 #[test]
 fn a_dimm_is_its_guests_and_nothing_is_asked_of_the_balloon() {
-    let mut world = World::new(Policy::Demand, None).vm("a", 128, 20);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("a", 128, 20);
     // The balloon had a request before.
     let plan = world.seconds(12);
     assert!(plan.actions().is_empty(), "{plan:?}");
@@ -44,7 +44,7 @@ fn a_dimm_is_its_guests_and_nothing_is_asked_of_the_balloon() {
 fn memory_of_other_devices_is_believed_in_statistics_and_is_no_surplus() {
     let mut world = unlimited().vm("a", 384, 100);
     world.tell("a").total = Some(Bytes::mib(600));
-    let doubts = |world: &mut World| {
+    let doubts = |world: &mut GroupFixture| {
         let plan = world.second();
         let refusals = &plan.vms[&"a".into()].refusals;
         refusals.iter().any(|reason| matches!(reason, Reason::ImplausibleStats { .. }))
@@ -83,7 +83,7 @@ fn ram_that_the_host_cannot_see_makes_its_group_no_richer() {
 
 #[test]
 fn a_balloon_that_is_moved_by_another_program_is_noticed_though_nothing_was_asked_of_it() {
-    let mut world = World::new(Policy::Demand, Some(1024)).vm("a", 128, 20).vm("b", 128, 20);
+    let mut world = GroupFixture::new(Policy::Demand, Some(1024)).vm("a", 128, 20).vm("b", 128, 20);
     let others = |plan: &model::Plan| {
         let refusals = &plan.vms[&"a".into()].refusals;
         refusals.iter().any(|reason| matches!(reason, Reason::MovedByOthers { .. }))
@@ -102,7 +102,8 @@ fn a_balloon_that_is_moved_by_another_program_is_noticed_though_nothing_was_aske
 
 #[test]
 fn a_balloon_that_gives_the_host_nothing_back_is_given_back_what_was_taken() {
-    let mut world = World::new(Policy::Demand, Some(340)).vm("locked", 384, 250).vm("b", 128, 20);
+    let mut world =
+        GroupFixture::new(Policy::Demand, Some(340)).vm("locked", 384, 250).vm("b", 128, 20);
     world.pinned = Some("locked");
     let mut least = 384;
     let mut said = false;

@@ -4,11 +4,11 @@ mod world;
 
 use model::{Bytes, FreePages, Plan, Policy, Reading, Reason};
 
-use world::World;
+use world::GroupFixture;
 
 /// Three VMs, each of which has freed 10 GiB.
-fn world() -> World {
-    let mut world = World::new(Policy::Demand, None);
+fn world() -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, None);
     for name in ["a", "b", "c"] {
         world = world.vm(name, 128, 40);
         free(&mut world, name, 10, 10);
@@ -17,7 +17,7 @@ fn world() -> World {
 }
 
 /// Sets `name`'s freed memory, and the part that the kernel still has, in GiB.
-fn free(world: &mut World, name: &str, freed: u64, lazy: u64) {
+fn free(world: &mut GroupFixture, name: &str, freed: u64, lazy: u64) {
     let gib = |gib| Bytes::mib(gib << 10);
     let before = world.see(name).free_pages.map_or(Bytes::ZERO, |free| free.value.handed_over);
     let handed_over = before.plus(gib(freed));

@@ -5,12 +5,12 @@ mod world;
 use model::{Bytes, Policy, Reading, Reason};
 use policy::tuning;
 
-use world::{World, target_mib};
+use world::{GroupFixture, target_mib};
 
 /// One guest with a grant of 100 MiB, and three that occupy 76 of their 128 MiB; none is counted
 /// yet.
-fn uncounted() -> World {
-    let mut world = World::new(Policy::Demand, None).vm("grantee", 228, 60);
+fn uncounted() -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("grantee", 228, 60);
     world = ["a", "b", "c"].into_iter().fold(world, |world, name| world.vm(name, 128, 40));
     world.view.vms.values_mut().for_each(|vm| vm.used = None);
     world
@@ -38,26 +38,26 @@ fn a_vm_that_cannot_be_counted_at_all_is_taken_to_use_what_it_may() {
 
 #[test]
 fn a_guest_below_base_has_a_moment_to_speak_before_it_counts_as_silent() {
-    let mut world = World::new(Policy::Demand, None).vm("silent", 90, 40);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("silent", 90, 40);
     world.see("silent").stats = None;
     let given_at = (1..20).find(|_| target_mib(&world.second(), "silent").is_some());
     assert_eq!(given_at, Some(7));
 }
 
 /// A group that holds 100 MiB more than it pays for.
-fn over_budget() -> World {
-    let mut world = World::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
+fn over_budget() -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
     world.seconds(20);
     world
 }
 
-fn takes(world: &mut World) -> bool {
+fn takes(world: &mut GroupFixture) -> bool {
     world.second().vms.values().any(|vm| vm.change.as_ref().is_some_and(|change| change.is_take))
 }
 
 #[test]
 fn nothing_is_taken_for_a_minute_after_the_operator_lets_overbook_act() {
-    let mut world = World::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
+    let mut world = GroupFixture::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
     world.memory.begin_to_act(world.now);
     let seconds = tuning::GRACE.0 / 1_000;
     for second in 1..seconds {
@@ -73,7 +73,7 @@ fn nothing_is_taken_for_a_minute_after_the_operator_lets_overbook_act() {
 
 #[test]
 fn a_host_that_runs_short_waits_for_no_grace() {
-    let mut world = World::new(Policy::Demand, None).vm("a", 228, 60).vm("b", 128, 40);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("a", 228, 60).vm("b", 128, 40);
     world.memory.begin_to_act(world.now);
     world.available = Bytes::mib(1);
     assert!((0..20).any(|_| takes(&mut world)));

@@ -7,17 +7,17 @@ use model::{
     Reason,
 };
 
-use world::World;
+use world::GroupFixture;
 
 /// Group `g` with a VM and the setting `dedup`, on a host with this CPU utilization.
-fn world(dedup: DedupSpec, cpu_busy: f32) -> World {
-    let mut world = World::new(Policy::Demand, None).vm("a", 128, 40);
+fn world(dedup: DedupSpec, cpu_busy: f32) -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("a", 128, 40);
     group(&mut world).dedup = dedup;
     world.cpu_busy = Some(cpu_busy);
     world
 }
 
-fn group(world: &mut World) -> &mut GroupSpec {
+fn group(world: &mut GroupFixture) -> &mut GroupSpec {
     world.spec.groups.get_mut(&"g".into()).expect("the world's group")
 }
 
@@ -31,7 +31,7 @@ fn reason(plan: &Plan) -> &Reason {
 
 /// A second in which `a` swaps 10 MiB in, and its worker reports these totals of merged and
 /// broken memory.
-fn swap_and_merge(world: &mut World, merged: u64, broken: u64) -> Plan {
+fn swap_and_merge(world: &mut GroupFixture, merged: u64, broken: u64) -> Plan {
     let (merged, broken) = (Bytes::mib(merged), Bytes::mib(broken));
     let dedup = Dedup { merged, broken, ..Dedup::default() };
     let now = model::Time(world.now.0 + 1000);

@@ -4,11 +4,11 @@ mod world;
 
 use model::{Bytes, Migration, Mode, Policy, Reading, Reason};
 
-use world::{World, target_mib};
+use world::{GroupFixture, target_mib};
 
 #[test]
 fn a_vm_is_at_its_max_while_its_balloon_holds_nothing_of_it() {
-    let mut world = World::new(Policy::Demand, Some(512)).vm("a", 128, 60);
+    let mut world = GroupFixture::new(Policy::Demand, Some(512)).vm("a", 128, 60);
     let max = world.second().vms[&"a".into()].limits.expect("a member").max;
     for (balloon, is_at_max) in [(max, true), (max.minus(Bytes::mib(1)), false)] {
         world.see("a").balloon = Some(Reading::new(balloon, world.now));
@@ -18,21 +18,21 @@ fn a_vm_is_at_its_max_while_its_balloon_holds_nothing_of_it() {
 
 #[test]
 fn a_vm_left_alone_in_its_group_gets_its_base_back() {
-    let mut world = World::new(Policy::Demand, None).vm("a", 80, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("a", 80, 8);
     world.seconds(310);
     assert_eq!(world.stands_at("a"), 128);
 }
 
 #[test]
 fn a_daemon_that_forgot_who_is_short_does_not_hand_base_back_at_once() {
-    let mut world = World::new(Policy::Demand, Some(1024)).vm("a", 80, 8);
+    let mut world = GroupFixture::new(Policy::Demand, Some(1024)).vm("a", 80, 8);
     world.seconds(30);
     assert_eq!(world.stands_at("a"), 80);
 }
 
 #[test]
 fn idle_memory_moves_although_page_tables_put_the_group_over_its_budget() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
     for name in ["idle", "short"] {
         world.see(name).used = Some(Reading::new(Bytes::mib(129), world.now));
     }
@@ -42,7 +42,8 @@ fn idle_memory_moves_although_page_tables_put_the_group_over_its_budget() {
 
 #[test]
 fn a_vm_that_was_never_reached_still_occupies_its_base() {
-    let mut world = World::new(Policy::Demand, Some(256)).unreached("unseen").vm("short", 128, 8);
+    let mut world =
+        GroupFixture::new(Policy::Demand, Some(256)).unreached("unseen").vm("short", 128, 8);
     world.seconds(5);
     let plan = (0..5).map(|_| world.swap("short")).last().expect("five seconds");
     assert_eq!(plan.groups[&"g".into()].surplus, Bytes::ZERO);
@@ -51,7 +52,7 @@ fn a_vm_that_was_never_reached_still_occupies_its_base() {
 
 #[test]
 fn a_balloon_that_nobody_could_reach_is_not_accused() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
     world.see("idle").used = Some(Reading::new(Bytes::mib(128), world.now));
     while target_mib(&world.swap("short"), "idle").is_none() {}
     // The command was lost, and for a while QEMU does not answer.
@@ -67,7 +68,7 @@ fn a_balloon_that_nobody_could_reach_is_not_accused() {
 
 #[test]
 fn a_guest_that_was_rebooted_before_it_ever_swapped_is_left_to_settle() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
     world.tell("idle").swap_out = Some(Bytes::ZERO);
     world.spec.vms.entry("idle".into()).or_default().swap = Some(true);
     world.seconds(15);
@@ -79,7 +80,7 @@ fn a_guest_that_was_rebooted_before_it_ever_swapped_is_left_to_settle() {
 
 #[test]
 fn a_guest_that_came_back_without_swap_counts_as_swapless() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
     world.second();
     world.tell("idle").swap_out = Some(Bytes::ZERO);
     (0..40).for_each(|_| drop(world.swap("short")));
@@ -88,7 +89,7 @@ fn a_guest_that_came_back_without_swap_counts_as_swapless() {
 
 #[test]
 fn what_was_under_way_before_a_pause_is_not_said_again_after_it() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
     while target_mib(&world.swap("short"), "idle").is_none() {}
     world.see("idle").balloon = Some(Reading::new(Bytes::mib(128), world.now));
     world.memory.paused = true;
@@ -99,7 +100,7 @@ fn what_was_under_way_before_a_pause_is_not_said_again_after_it() {
 
 #[test]
 fn an_operator_who_moves_a_balloon_while_overbook_only_observes_is_no_stranger() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
     while target_mib(&world.swap("short"), "idle").is_none() {}
     world.second();
     world.spec.modes.balloon = Mode::Observe;
@@ -114,9 +115,10 @@ fn an_operator_who_moves_a_balloon_while_overbook_only_observes_is_no_stranger()
 fn many_short_guests_share_even_a_small_surplus() {
     let names: Vec<String> = (0..20).map(|i| format!("short{i}")).collect();
     let budget = 20 * 128 * 100 / 96 + 30;
-    let mut world = names
-        .iter()
-        .fold(World::new(Policy::Demand, Some(budget)), |world, name| world.vm(name, 128, 8));
+    let mut world =
+        names.iter().fold(GroupFixture::new(Policy::Demand, Some(budget)), |world, name| {
+            world.vm(name, 128, 8)
+        });
     world.second();
     for name in &names {
         world.tell(name).swap_in = Some(Bytes::mib(10));
@@ -128,7 +130,7 @@ fn many_short_guests_share_even_a_small_surplus() {
 
 #[test]
 fn one_report_of_free_memory_is_not_spent_twice() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 30).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 30).vm("short", 128, 8);
     (0..10).for_each(|_| drop(world.swap("short")));
     world.silent = Some("idle");
     (0..5).for_each(|_| drop(world.swap("short")));
@@ -137,7 +139,7 @@ fn one_report_of_free_memory_is_not_spent_twice() {
 
 #[test]
 fn statistics_that_come_and_go_do_not_move_memory_back_and_forth() {
-    let mut world = World::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
     let mut given_back = 0;
     for second in 0..600 {
         let stats = world.see("idle").stats;
@@ -153,7 +155,7 @@ fn statistics_that_come_and_go_do_not_move_memory_back_and_forth() {
 #[test]
 fn nothing_that_cannot_be_taken_back_is_granted() {
     for policy in [Policy::Fair, Policy::Entitlement, Policy::Demand] {
-        let mut world = World::new(policy, Some(1024)).vm("silent", 128, 60);
+        let mut world = GroupFixture::new(policy, Some(1024)).vm("silent", 128, 60);
         world.see("silent").stats = None;
         world.seconds(30);
         assert_eq!(world.stands_at("silent"), 128, "{policy:?}");

@@ -5,19 +5,19 @@ mod world;
 
 use model::{Bytes, Millis, Policy, Reading, Reason, VmLimits, reason::KillSign};
 
-use world::{World, target_mib};
+use world::{GroupFixture, target_mib};
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
 
 /// A group with almost no budget and one guest without swap that has 300 MiB, 200 of them free.
-fn swapless() -> World {
-    let mut world = World::new(Policy::Demand, Some(16)).vm("a", 300, 200);
+fn swapless() -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, Some(16)).vm("a", 300, 200);
     world.spec.vms.entry("a".into()).or_default().swap = Some(false);
     world
 }
 
 /// Runs a second in which the guest's statistics follow its balloon.
-fn follow(world: &mut World, in_use: u64) -> model::Plan {
+fn follow(world: &mut GroupFixture, in_use: u64) -> model::Plan {
     let total = world.stands_at("a");
     let stats = world.tell("a");
     let free = Some(MIB(total.saturating_sub(in_use)));
@@ -26,7 +26,7 @@ fn follow(world: &mut World, in_use: u64) -> model::Plan {
 }
 
 /// Runs seconds until memory is taken.
-fn until_taken(world: &mut World) -> u64 {
+fn until_taken(world: &mut GroupFixture) -> u64 {
     (0..1_000)
         .find(|_| target_mib(&follow(world, 100), "a").is_some())
         .expect("nothing is ever taken")
@@ -111,7 +111,7 @@ fn memory_that_jumps_free_in_a_short_guest_counts_as_a_kill_where_its_kernel_cou
 
 #[test]
 fn below_its_base_a_guest_that_kills_gets_all_of_it_at_once() {
-    let mut world = World::new(Policy::Demand, None).vm("a", 80, 8).vm("short", 128, 8);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("a", 80, 8).vm("short", 128, 8);
     world.tell("a").oom_kills = Some(0);
     world.second();
     world.tell("a").oom_kills = Some(1);
@@ -178,7 +178,7 @@ fn a_kernel_that_deflates_its_balloon_itself_was_about_to_kill_a_program() {
 
 #[test]
 fn a_guest_short_above_its_base_that_does_not_swap_keeps_its_grant() {
-    let mut world = World::new(Policy::Demand, Some(128)).vm("a", 300, 4);
+    let mut world = GroupFixture::new(Policy::Demand, Some(128)).vm("a", 300, 4);
     let plan = world.seconds(30);
     assert_eq!(world.stands_at("a"), 300);
     let is_pressed = |reason: &Reason| matches!(reason, Reason::UnderPressure { .. });
@@ -273,7 +273,7 @@ fn a_kill_counts_once_however_often_its_statistics_are_looked_at() {
 
 #[test]
 fn after_a_kill_base_comes_back_even_where_somebody_else_has_moved_the_balloon() {
-    let mut world = World::new(Policy::Demand, None).vm("a", 128, 60);
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("a", 128, 60);
     world.tell("a").oom_kills = Some(0);
     world.seconds(70);
     world.see("a").balloon.iter_mut().for_each(|balloon| balloon.value = MIB(90));

@@ -181,8 +181,9 @@ impl Tracking {
         self.fault().map_err(|fault| invalid(fault.field, fault.value, fault.valid))
     }
 
-    fn fault(&self) -> Result<(), Fault> {
-        let fault = |field, value: u32, valid| Err(Fault { field, value: value.into(), valid });
+    fn fault(&self) -> Result<(), OutOfRange> {
+        let fault =
+            |field, value: u32, valid| Err(OutOfRange { field, value: value.into(), valid });
         if !self.granule_pages.is_power_of_two() || self.granule_pages > MAX_GRANULE_PAGES {
             return fault("granule_pages", self.granule_pages, "a power of two, 1 to 512");
         }
@@ -197,14 +198,14 @@ impl Tracking {
 }
 
 /// A value out of its range, for either side of the socket.
-struct Fault {
+struct OutOfRange {
     field: &'static str,
     value: u64,
     valid: &'static str,
 }
 
-impl From<Fault> for WireError {
-    fn from(fault: Fault) -> Self {
+impl From<OutOfRange> for WireError {
+    fn from(fault: OutOfRange) -> Self {
         Self::Invalid { field: fault.field, value: fault.value, valid: fault.valid }
     }
 }

@@ -9,12 +9,12 @@ use loom::thread;
 use protocol::Trap;
 use protocol::ring::{Consumer, Drained, Producer, Ring};
 
-struct Memory {
+struct LoomRing {
     head: AtomicU64,
     slots: Vec<AtomicU64>,
 }
 
-impl Memory {
+impl LoomRing {
     fn new(capacity: usize) -> Arc<Self> {
         let slots = (0..capacity).map(|_| AtomicU64::new(0)).collect();
         Arc::new(Self { head: AtomicU64::new(0), slots })
@@ -27,7 +27,7 @@ impl Memory {
 
 /// Pushes traps 1, 2, … while another thread drains; then drains the rest.
 fn run(capacity: usize, traps: u32) {
-    let memory = Memory::new(capacity);
+    let memory = LoomRing::new(capacity);
     let producer = {
         let memory = Arc::clone(&memory);
         thread::spawn(move || {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved};
 
 use crate::time::now;
-use crate::transitions::{self, Host, Kernel as _};
+use crate::transitions::{self, HostKernel, Kernel as _};
 use crate::watchdog;
 
 const LARGEST: u64 = MAX_GRANULE_PAGES as u64 * PAGE_BYTES;
@@ -57,7 +57,7 @@ impl Bench {
 
     /// Revokes a granule and returns the address to touch. Its content is not needed, so the page
     /// tables are not asked afterwards.
-    pub(crate) fn arm(&self, host: &Host, granule_pages: u32) -> Option<u64> {
+    pub(crate) fn arm(&self, host: &HostKernel, granule_pages: u32) -> Option<u64> {
         let guest = self.guest(u64::from(granule_pages) * PAGE_BYTES);
         self.away.store(guest.len, Ordering::Relaxed);
         // SAFETY: both halves are registered, and the fault thread serves.
@@ -66,7 +66,7 @@ impl Bench {
     }
 
     /// Moves the pages back; fills those that cannot be moved with zeros.
-    pub(crate) fn serve(&self, host: &Host) {
+    pub(crate) fn serve(&self, host: &HostKernel) {
         let guest = self.guest(self.away.swap(0, Ordering::Relaxed));
         if guest.len > 0 {
             // SAFETY: `arm` moved the content there.

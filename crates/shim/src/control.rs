@@ -26,7 +26,7 @@ use sys::seqpacket::{Connection, Listener};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, ENGINE, lock};
-use crate::merge::{self, Pool};
+use crate::merge::{self, AttachedPool};
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
 use crate::{bench, fault_thread, freed, remapping, threads, watchdog};
@@ -212,7 +212,7 @@ impl Worker {
             Request::Revoke { granules } => Answer::Done { count: engine::revoke(&granules)? },
             Request::Recall { granules } => Answer::Done { count: engine::recall(&granules)? },
             Request::Pool { slots } => {
-                let pool = Pool::open(fd, slots)?;
+                let pool = AttachedPool::open(fd, slots)?;
                 lock().pool = Some(pool);
                 Answer::Done { count: 0 }
             }

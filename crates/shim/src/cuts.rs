@@ -24,7 +24,7 @@ use crate::engine::{Engine, lock, userfaultfd};
 use crate::ram::{common, end};
 use crate::time::{Nanos, now};
 use crate::tracker::{self, page_of};
-use crate::transitions::Host;
+use crate::transitions::HostKernel;
 use crate::unshare::{self, Replacement};
 use crate::{merge, remapping, watchdog};
 
@@ -306,13 +306,13 @@ impl Engine {
         }
         let Self { ram, channel: Some(channel), moving: Some(moving), .. } = self else { return };
         let block = parts.first().and_then(|range| ram.block(range.start));
-        let host = Host { uffd, pagemap };
+        let host = HostKernel { uffd, pagemap };
         let replacement = block.and_then(|block| {
             // SAFETY: the fault thread serves as soon as this turn is over.
             unsafe { Replacement::new(host, block, channel, &mut moving.run) }
         });
         if let Some(mut replacement) = replacement {
-            let _remapping = remapping::Reading::begin();
+            let _remapping = remapping::RemapReadGuard::begin();
             act(&mut replacement);
         }
         self.settle();

@@ -61,12 +61,12 @@ pub(crate) fn opened() -> u32 {
 }
 
 /// The last check of QEMU's open files.
-pub(crate) struct Disks {
+pub(crate) struct DiskCheck {
     looked: Option<(Nanos, u32)>,
     objection: Option<String>,
 }
 
-impl Disks {
+impl DiskCheck {
     pub(crate) const fn new() -> Self {
         Self { looked: None, objection: None }
     }
@@ -188,7 +188,7 @@ mod tests {
             assert!(does_pin(file.as_raw_fd()));
         }
         assert!(does_pin(File::open("/proc/self/status").unwrap().as_raw_fd()), "not direct");
-        let objection = || Disks::new().objection(opened()).map(str::to_owned);
+        let objection = || DiskCheck::new().objection(opened()).map(str::to_owned);
         assert_eq!(objection(), None);
         let look = || {
             mount_overlay(&dir)?;

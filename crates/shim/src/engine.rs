@@ -15,16 +15,16 @@ use protocol::layout::{GiveBack, PageState};
 use protocol::{Refusal, Region, State, Tracking};
 use rustix::io::Errno;
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
-use sys::userfaultfd::{Fault, OpenError, Userfaultfd};
+use sys::userfaultfd::{OpenError, PageFault, Userfaultfd};
 
 use crate::channel::Channel;
 use crate::cuts::Cuts;
 use crate::holds::Holds;
-use crate::merge::Pool;
+use crate::merge::AttachedPool;
 use crate::ram::{GuestRam, end};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray, page_of};
-use crate::transitions::{self, Host, Run};
+use crate::transitions::{self, HostKernel, PageRun};
 use crate::turns::{Turn, Turns, turn};
 use crate::{cuts, hot_set, merge, tracker, unshare, watchdog};
 
@@ -33,7 +33,7 @@ pub(crate) struct Engine {
     pub(crate) ram: GuestRam,
     pub(crate) channel: Option<Channel>,
     pub(crate) tracker: Option<Tracker>,
-    pub(crate) pool: Option<Pool>,
+    pub(crate) pool: Option<AttachedPool>,
     pub(crate) holds: Holds,
     pub(crate) cuts: Cuts,
     /// Memory that the guest frees is handed over to the kernel instead of being discarded.
@@ -50,7 +50,7 @@ pub(crate) struct Moving {
     /// The range that was registered for the turn; unregistered when all pages are back.
     window: Option<Range>,
     /// The part of guest RAM that may be in the buffer.
-    pub(crate) run: Option<Run>,
+    pub(crate) run: Option<PageRun>,
 }
 
 pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
@@ -121,7 +121,8 @@ impl Engine {
         };
         if let Some(run) = moving.run {
             // SAFETY: the pages came from there, and the range is still registered.
-            let is_home = unsafe { transitions::put_back(&Host { uffd, pagemap }, channel, run) };
+            let is_home =
+                unsafe { transitions::put_back(&HostKernel { uffd, pagemap }, channel, run) };
             watchdog::wake(uffd, run.home);
             if !is_home {
                 return false;
@@ -168,7 +169,7 @@ impl Engine {
         let buffer = merge::buffer(uffd).ok_or(Errno::NOMEM)?;
         let pagemap = tracker::pagemap().ok_or(Errno::NOENT)?;
         // SAFETY: the pages in the buffer have been moved back.
-        if !self.settle() || !unsafe { transitions::clear(&Host { uffd, pagemap }, buffer) } {
+        if !self.settle() || !unsafe { transitions::clear(&HostKernel { uffd, pagemap }, buffer) } {
             return Err(Errno::BUSY);
         }
         let channel = self.channel.as_ref().ok_or(Errno::NOENT)?;
@@ -269,10 +270,10 @@ impl Engine {
     pub(crate) fn serve(
         &mut self,
         uffd: &'static Userfaultfd,
-        fault: Fault,
+        fault: PageFault,
         received: Nanos,
     ) -> Served {
-        let Fault { address, is_protected } = fault;
+        let PageFault { address, is_protected } = fault;
         let page = page_of(address);
         let is_merged = |channel: &Channel| channel.merged(page).next().is_some();
         let is_merged = self.channel.as_ref().is_some_and(is_merged);

@@ -9,7 +9,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sys::userfaultfd::{Fault, MAX_FAULTS, Userfaultfd};
+use sys::userfaultfd::{MAX_FAULTS, PageFault, Userfaultfd};
 
 use crate::engine::{self, ENGINE};
 use crate::time::{Nanos, now};
@@ -45,7 +45,7 @@ pub(crate) fn run() {
 /// Serves the faults that have arrived; returns whether there were any. A panic costs the fault's
 /// log entry; the guest's thread continues, or traps again.
 pub(crate) fn serve_pending(uffd: &'static Userfaultfd, reader: Reader) -> bool {
-    let mut faults = [Fault::default(); MAX_FAULTS];
+    let mut faults = [PageFault::default(); MAX_FAULTS];
     let Ok(count) = uffd.read_faults(&mut faults) else { return false };
     if count == 0 {
         return false;

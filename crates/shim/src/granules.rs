@@ -12,10 +12,10 @@ use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, Reser
 use sys::memory_of::STAGING_MARK;
 
 use crate::ram::{Block, end, overlap};
-use crate::transitions::Run;
+use crate::transitions::PageRun;
 
 /// All granules of a VM.
-pub(crate) struct Granules {
+pub(crate) struct ShadowedGranules {
     shadowed: Vec<Shadowed>,
     granule_pages: u32,
 }
@@ -41,12 +41,12 @@ pub(crate) struct Granule {
 }
 
 /// The part of a range of addresses that lies in one block.
-pub(crate) struct Piece {
+pub(crate) struct BlockPiece {
     pub(crate) staging: Range,
     pub(crate) pages: std::ops::Range<u32>,
 }
 
-impl Granules {
+impl ShadowedGranules {
     /// Reserves staging for these blocks.
     ///
     /// # Errors
@@ -117,14 +117,14 @@ impl Granules {
     }
 
     /// The parts of `range` that are guest RAM.
-    pub(crate) fn pieces(&self, range: Range) -> impl Iterator<Item = Piece> {
+    pub(crate) fn pieces(&self, range: Range) -> impl Iterator<Item = BlockPiece> {
         let concerned = move |shadowed: &&Shadowed| overlap(shadowed.guest, range);
         self.shadowed.iter().filter(concerned).map(move |shadowed| {
             let start = range.start.max(shadowed.guest.start);
             let len = end(range).min(end(shadowed.guest)) - start;
             let staging = Range { start: shadowed.staging + (start - shadowed.guest.start), len };
             let first = shadowed.page_at(start);
-            Piece { staging, pages: first..first + page_count(len) }
+            BlockPiece { staging, pages: first..first + page_count(len) }
         })
     }
 
@@ -211,8 +211,8 @@ impl Granule {
     }
 
     /// The granule's pages, and where they are staged.
-    pub(crate) fn run(&self) -> Run {
-        Run { home: self.guest, away: self.staging, page: self.first_page }
+    pub(crate) fn run(&self) -> PageRun {
+        PageRun { home: self.guest, away: self.staging, page: self.first_page }
     }
 
     pub(crate) fn numbers(&self) -> std::ops::Range<u32> {
@@ -231,7 +231,7 @@ mod tests {
     use crate::ram::GuestRam;
 
     /// Two blocks: 33 MiB and 12 KiB from an odd address on, and 32 MiB.
-    fn granules(granule_pages: u32) -> Granules {
+    fn granules(granule_pages: u32) -> ShadowedGranules {
         let mut ram = GuestRam::new();
         for (start, len) in [(0x1000_3000, (33 << 20) + 0x3000), (0x8000_0000, 32 << 20)] {
             let range = Range { start, len };
@@ -239,7 +239,7 @@ mod tests {
             ram.advised(range, libc::MADV_HUGEPAGE);
             ram.advised(range, libc::MADV_DONTFORK);
         }
-        Granules::new(&ram.regions(), granule_pages).unwrap()
+        ShadowedGranules::new(&ram.regions(), granule_pages).unwrap()
     }
 
     #[test]

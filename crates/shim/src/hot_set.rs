@@ -12,12 +12,12 @@ use std::collections::VecDeque;
 pub(crate) const IS_HERE: bool = cfg!(feature = "hot-set");
 
 /// Granules in the order in which they became accessible.
-pub(crate) struct HotSet {
+pub(crate) struct AccessibleQueue {
     queue: VecDeque<u32>,
     most: usize,
 }
 
-impl HotSet {
+impl AccessibleQueue {
     /// Has room for `granules`.
     pub(crate) fn new(granules: usize) -> Self {
         let most = if IS_HERE { granules + 1 } else { 1 };
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn the_oldest_leaves_when_there_are_too_many() {
-        let mut hot = HotSet::new(4);
+        let mut hot = AccessibleQueue::new(4);
         (1..=3).for_each(|granule| hot.push(granule));
         assert_eq!(hot.evict_beyond(3), None);
         assert_eq!((hot.evict_beyond(2), hot.evict_beyond(2)), (Some(1), None));
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn it_never_grows() {
-        let mut hot = HotSet::new(4);
+        let mut hot = AccessibleQueue::new(4);
         let room = hot.queue.capacity();
         (0..100).for_each(|granule| hot.push(granule));
         assert_eq!((hot.queue.capacity(), hot.queue.len()), (room, 5));

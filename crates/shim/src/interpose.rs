@@ -15,8 +15,8 @@ use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::{REGISTER, UNREGISTER};
 
 use crate::engine::{self, Engine, lock_first, lock_settled};
-use crate::ram::{self, Kind, SMALLEST, may_concern};
-use crate::threads::Inside;
+use crate::ram::{self, RamKind, SMALLEST, may_concern};
+use crate::threads::BypassGuard;
 use crate::{control, descriptors, disks, holds, next, qemu};
 
 const KVM_RUN: u32 = 0xAE80;
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn mmap(
     if !fixed || (wanted.len < SMALLEST && !may_concern(wanted)) {
         return call();
     }
-    let Some(_inside) = Inside::enter() else { return call() };
+    let Some(_inside) = BypassGuard::enter() else { return call() };
     let over_ram = may_concern(wanted).then(|| quietly(|| engine::before_remapping(wanted)));
     let over_ram = over_ram.flatten().flatten();
     let result = call();
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn mmap(
         if let Some(remapping) = over_ram {
             // QEMU replaces a page with a hardware memory error by a fresh one of the same kind.
             let same = result == libc::MAP_FAILED
-                || (protection & usable == usable && Kind::of(flags) == Kind::Private);
+                || (protection & usable == usable && RamKind::of(flags) == RamKind::Private);
             remapping.done(|engine| {
                 if result != libc::MAP_FAILED {
                     engine.forget_merged(wanted);
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
     if !may_concern(gone) {
         return call();
     }
-    let Some(_inside) = Inside::enter() else { return call() };
+    let Some(_inside) = BypassGuard::enter() else { return call() };
     let of_ram = quietly(|| engine::before_remapping(gone)).flatten();
     let result = call();
     keep_errno(|| {
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
         // SAFETY: as above, and unchanged: an invalid address gets the kernel's error.
         return unsafe { next::madvise(address, length, advice) };
     }
-    let Some(_inside) = Inside::enter() else { return call(advised) };
+    let Some(_inside) = BypassGuard::enter() else { return call(advised) };
     match advice {
         // `MADV_REMOVE` is for shared memory, which the shim never tracks.
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         REGISTER | UNREGISTER if !argument.is_null() => {
             // SAFETY: both requests point to a structure that begins with a range.
             let range = unsafe { argument.cast::<Range>().read_unaligned() };
-            let Some(_inside) = Inside::enter() else { return call() };
+            let Some(_inside) = BypassGuard::enter() else { return call() };
             if number == REGISTER {
                 let concerned = quietly(|| holds::let_go(fd, range)) == Some(true);
                 let result = call();
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
             || number & VDPA_MASK == VDPA
             || number & NUMBER_MASK == VHOST_SCSI =>
         {
-            let Some(_inside) = Inside::enter() else { return call() };
+            let Some(_inside) = BypassGuard::enter() else { return call() };
             quietly(holds::pass_through);
             call()
         }
@@ -272,14 +272,14 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if descriptors::is_ours(fd) {
-        let Some(_inside) = Inside::enter() else {
+        let Some(_inside) = BypassGuard::enter() else {
             // SAFETY: the shim's descriptor, closed by the shim.
             return unsafe { next::close(fd) };
         };
         return bad_descriptor();
     }
     if holds::qemu_has_registered(fd)
-        && let Some(_inside) = Inside::enter()
+        && let Some(_inside) = BypassGuard::enter()
     {
         quietly(|| lock_and(|engine| engine.qemu_unregistered(fd, None)));
     }
@@ -339,7 +339,7 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 /// That of the C function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
-    let inside = Inside::enter();
+    let inside = BypassGuard::enter();
     if inside.is_some() {
         quietly(|| holds::lock_memory(true));
     }
@@ -394,7 +394,7 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
     if command != libc::F_SETFL || flags & libc::O_DIRECT == 0 {
         return call();
     }
-    let Some(_inside) = Inside::enter() else { return call() };
+    let Some(_inside) = BypassGuard::enter() else { return call() };
     // Other threads may be using that file, so no turn may be under way when it switches to
     // direct I/O.
     let turn = quietly(lock_first);
@@ -442,7 +442,7 @@ macro_rules! registers {
         /// That of the function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            if let Some(_inside) = Inside::enter() {
+            if let Some(_inside) = BypassGuard::enter() {
                 quietly(|| lock_and(disks::registers_files));
             }
             // SAFETY: the caller's arguments.
@@ -461,7 +461,7 @@ registers! {
 
 /// QEMU has got a file that may be open for direct I/O, and cannot use it before this returns.
 fn has_opened() {
-    if let Some(_inside) = Inside::enter() {
+    if let Some(_inside) = BypassGuard::enter() {
         keep_errno(|| lock_and(disks::has_opened));
     }
 }

@@ -18,8 +18,8 @@
 //! it makes a copy in the same mapping.
 //!
 //! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; 20 µs per
-//! mapping once the guest has written to a merged page ([`Place::prepared_at`]); the kernel keeps
-//! some 400 bytes per mapping.
+//! mapping once the guest has written to a merged page ([`MergeTarget::prepared_at`]); the kernel
+//! keeps some 400 bytes per mapping.
 //!
 //! Source: Kim 2014 §4.1; Waldspurger 2002 §4.2 (hashes propose, a comparison decides).
 
@@ -39,11 +39,11 @@ use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Part;
 use crate::descriptors::Guarded;
-use crate::disks::Disks;
+use crate::disks::DiskCheck;
 use crate::engine::{Engine, lock, userfaultfd};
 use crate::ram::Block;
 use crate::time::now;
-use crate::transitions::{self, HasKernel, Host, Mapper, Run, Verdict};
+use crate::transitions::{self, HasKernel, HostKernel, Mapper, PageComparison, PageRun};
 use crate::turns::turn;
 use crate::{cuts, disks, remapping, tracker, unshare, watchdog};
 
@@ -56,7 +56,7 @@ pub(crate) const TURN_BYTES: u64 = AT_ONCE as u64 * PAGE_BYTES;
 const HUGE_PAGE_PAGES: u32 = protocol::REGION_ALIGN_PAGES;
 
 /// The pool to which slot numbers refer.
-pub(crate) struct Pool {
+pub(crate) struct AttachedPool {
     view: PoolView,
     /// Writes to its pages trap, and the pages are replaced.
     stops_writes: bool,
@@ -65,8 +65,8 @@ pub(crate) struct Pool {
     _guarded: Option<Guarded>,
 }
 
-impl Pool {
-    /// Opens the pool that came with [`protocol::Request::Pool`].
+impl AttachedPool {
+    /// Opens the pool that came with [`protocol::Request::AttachedPool`].
     pub(crate) fn open(fd: Option<OwnedFd>, slots: u32) -> Result<Self, Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         let fd = fd.ok_or_else(|| refused("no pool came with the message".to_owned()))?;
@@ -116,7 +116,7 @@ pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
 /// of the last one being under way.
 pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
     cuts::recount_if_due();
-    let mut disks = Disks::new();
+    let mut disks = DiskCheck::new();
     let mut all: Option<Merged> = None;
     for turn in turns(runs) {
         let mut rest = turn.as_slice();
@@ -144,7 +144,7 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
 
 /// Does a turn of merging if all disks are known to pin. A file opened meanwhile is checked
 /// first: QEMU does not get it before the turn is over.
-fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
+fn merge_next(disks: &mut DiskCheck, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
     loop {
         let seen = disks::opened();
         if let Some(why) = disks.objection(seen) {
@@ -176,11 +176,11 @@ impl Engine {
             .map_err(|errno| refused(format!("no turn can begin: {errno}")))?;
         // Only after the guest has written to a shared page: preparing takes three times as long.
         let shares = runs.iter().any(|run| run.content != Content::Zeros);
-        let stops_writes = self.pool.as_ref().is_some_and(Pool::stops_writes);
+        let stops_writes = self.pool.as_ref().is_some_and(AttachedPool::stops_writes);
         let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
         let room = is_prepared.then(|| Untouched::new(TURN_BYTES, false).ok()).flatten();
         let prepared_at = room.as_ref();
-        let _remapping = prepared_at.map(|_| remapping::Reading::begin());
+        let _remapping = prepared_at.map(|_| remapping::RemapReadGuard::begin());
         let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
         let Self { ram, channel: Some(channel), pool, moving: Some(moving), .. } = self else {
             return Ok((runs.len(), Merged::default()));
@@ -189,9 +189,10 @@ impl Engine {
         'turn: for (run, parts) in runs.iter().zip(parts) {
             for Part { page, range: home } in parts {
                 let Some(block) = ram.block(home.start) else { continue };
-                let place = Place { host: Host { uffd, pagemap }, block, pool, prepared_at };
+                let place =
+                    MergeTarget { host: HostKernel { uffd, pagemap }, block, pool, prepared_at };
                 let content = run.content_at(page);
-                let run = Run { home, away: buffer.start, page };
+                let run = PageRun { home, away: buffer.start, page };
                 moving.run = Some(run);
                 // SAFETY: registered, by the tracker or just now; the buffer always is.
                 merged += unsafe { transitions::merge(&place, channel, run, content) };
@@ -222,26 +223,26 @@ pub(crate) fn page_sum(runs: &[Merge]) -> u32 {
 }
 
 /// The block in which runs are merged.
-pub(crate) struct Place<'a> {
-    pub(crate) host: Host,
+pub(crate) struct MergeTarget<'a> {
+    pub(crate) host: HostKernel,
     pub(crate) block: &'a Block,
-    pub(crate) pool: Option<&'a Pool>,
+    pub(crate) pool: Option<&'a AttachedPool>,
     /// Where slots are mapped and protected before they are moved into guest RAM; it has room for
     /// a turn. Without it, a write between mapping and protecting leaves a copy in the pool's
     /// mapping.
     pub(crate) prepared_at: Option<&'a Untouched>,
 }
 
-impl HasKernel for Place<'_> {
-    type Kernel = Host;
+impl HasKernel for MergeTarget<'_> {
+    type Kernel = HostKernel;
 
-    fn kernel(&self) -> &Host {
+    fn kernel(&self) -> &HostKernel {
         &self.host
     }
 }
 
-impl Mapper for Place<'_> {
-    fn judge(&self, aside: Range, content: Content, verdicts: &mut [Verdict]) {
+impl Mapper for MergeTarget<'_> {
+    fn judge(&self, aside: Range, content: Content, verdicts: &mut [PageComparison]) {
         let mut pages = self.pool.map(|pool| pool.pages.borrow_mut());
         let expected = match (content, self.pool, &mut pages) {
             (Content::Slot(slot), Some(pool), Some(pages)) => {
@@ -264,7 +265,7 @@ impl Mapper for Place<'_> {
                         expected.is_some_and(|all| all[at * PAGE_LEN..][..PAGE_LEN] == *page)
                     }
                 };
-                verdicts[at] = if same { Verdict::Same } else { Verdict::Different };
+                verdicts[at] = if same { PageComparison::Same } else { PageComparison::Different };
             }
         }
     }

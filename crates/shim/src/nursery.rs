@@ -11,7 +11,7 @@
 use rustix::io::Errno;
 use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, Reserved};
 
-use crate::transitions::{Host, Kernel as _};
+use crate::transitions::{HostKernel, Kernel as _};
 
 /// Room for one huge page.
 pub(crate) struct Nursery {
@@ -30,7 +30,7 @@ impl Nursery {
     }
 
     /// Moves a huge page of zeros to `block`, which is registered, empty and 2 MiB large.
-    pub(crate) fn put(&mut self, host: &Host, block: Range) -> bool {
+    pub(crate) fn put(&mut self, host: &HostKernel, block: Range) -> bool {
         if !self.ready && !self.prepare(host.pagemap) {
             return false;
         }

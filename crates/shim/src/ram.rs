@@ -25,7 +25,7 @@ pub(crate) const SMALLEST: u64 = 32 << 20;
 
 /// The kind of memory behind a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RamKind {
     /// Private and anonymous: QEMU's default.
     Private,
     /// Shared with other processes.
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
     HugeTlb,
 }
 
-impl Kind {
+impl RamKind {
     /// From the arguments of `mmap`.
     pub(crate) fn of(flags: i32) -> Self {
         if flags & libc::MAP_HUGETLB != 0 {
@@ -72,7 +72,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) range: Range,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RamKind,
     /// QEMU wants huge pages here.
     pub(crate) huge: bool,
     /// QEMU excludes it from core dumps.
@@ -115,7 +115,7 @@ impl GuestRam {
         }
         self.candidates.push(Block {
             range,
-            kind: Kind::of(flags),
+            kind: RamKind::of(flags),
             huge: false,
             not_dumped: false,
             mergeable: false,
@@ -313,6 +313,6 @@ mod tests {
             with_block(&mut ram, range(100, 64), flags);
             assert!(ram.objection().unwrap().contains(word));
         }
-        assert_eq!(Kind::of(PRIVATE | libc::MAP_NORESERVE).objection(), None);
+        assert_eq!(RamKind::of(PRIVATE | libc::MAP_NORESERVE).objection(), None);
     }
 }

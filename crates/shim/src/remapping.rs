@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::Timespec;
 use sys::memory_map::{PAGE_BYTES, Range};
-use sys::userfaultfd::{Fault, MAX_FAULTS};
+use sys::userfaultfd::{MAX_FAULTS, PageFault};
 
 use crate::fault_thread::{self, Reader};
 use crate::{engine, watchdog};
@@ -25,9 +25,9 @@ static TURNS: Mutex<u32> = Mutex::new(0);
 static BEGUN: Condvar = Condvar::new();
 
 /// While an instance exists, registered mappings may be moved: the thread reads.
-pub(crate) struct Reading(());
+pub(crate) struct RemapReadGuard(());
 
-impl Reading {
+impl RemapReadGuard {
     pub(crate) fn begin() -> Self {
         count();
         BEGUN.notify_one();
@@ -35,7 +35,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for RemapReadGuard {
     fn drop(&mut self) {
         count();
     }
@@ -51,7 +51,7 @@ pub(crate) fn run() {
         }
         let turn = *turns;
         drop(turns);
-        let (mut first, mut last, mut faults) = (u64::MAX, 0, [Fault::default(); MAX_FAULTS]);
+        let (mut first, mut last, mut faults) = (u64::MAX, 0, [PageFault::default(); MAX_FAULTS]);
         while *self::turns() == turn {
             let read = if uffd.wait(Some(&LOOK)) { uffd.read_faults(&mut faults) } else { Ok(0) };
             let read = read.unwrap_or(0);

@@ -2,7 +2,7 @@
 //!
 //! QEMU handles signals in its main loop, so the shim's threads block them all. They have small
 //! stacks and end with the process. Calls of the shim's threads are not interposed, nor are those
-//! of QEMU's threads while they run the shim's code ([`Inside`]).
+//! of QEMU's threads while they run the shim's code ([`BypassGuard`]).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,9 +21,9 @@ thread_local! {
 
 /// While an instance exists, this thread's calls go straight to the C library.
 #[derive(Debug)]
-pub(crate) struct Inside(());
+pub(crate) struct BypassGuard(());
 
-impl Inside {
+impl BypassGuard {
     /// `None` when this thread runs the shim's code already, or when the shim is inert.
     pub(crate) fn enter() -> Option<Self> {
         if INERT.load(Ordering::Relaxed) {
@@ -34,7 +34,7 @@ impl Inside {
     }
 }
 
-impl Drop for Inside {
+impl Drop for BypassGuard {
     fn drop(&mut self) {
         INSIDE.with(|inside| inside.set(false));
     }
@@ -45,7 +45,7 @@ pub(crate) fn start(name: &str, body: fn()) -> std::io::Result<()> {
     let all = block_signals();
     let started = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(
         move || {
-            let _inside = Inside::enter();
+            let _inside = BypassGuard::enter();
             body();
         },
     );
@@ -92,10 +92,10 @@ mod tests {
 
     #[test]
     fn a_thread_enters_once_and_again_after_it_left() {
-        let first = Inside::enter();
-        assert!(first.is_some() && Inside::enter().is_none());
-        assert!(Inside::enter().is_none(), "being refused is no way out");
+        let first = BypassGuard::enter();
+        assert!(first.is_some() && BypassGuard::enter().is_none());
+        assert!(BypassGuard::enter().is_none(), "being refused is no way out");
         drop(first);
-        assert!(Inside::enter().is_some());
+        assert!(BypassGuard::enter().is_some());
     }
 }

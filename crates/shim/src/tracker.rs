@@ -29,12 +29,12 @@ use sys::userfaultfd::Userfaultfd;
 use crate::bench::Bench;
 use crate::channel::Channel;
 use crate::descriptors::kept;
-use crate::granules::{Granule, Granules};
-use crate::hot_set::{self, HotSet};
+use crate::granules::{Granule, ShadowedGranules};
+use crate::hot_set::{self, AccessibleQueue};
 use crate::nursery::Nursery;
 use crate::ram::Block;
 use crate::time::{AsNanos, Nanos, now};
-use crate::transitions::{self, Host, Kernel as _};
+use crate::transitions::{self, HostKernel, Kernel as _};
 use crate::watchdog;
 
 /// The result of serving one fault.
@@ -48,7 +48,7 @@ pub(crate) enum Served {
 
 /// Where a touch found its page.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum TouchOutcome {
     /// In place: another touch had brought it back.
     InPlace,
     /// Nowhere: it was never there, or discarded.
@@ -59,10 +59,10 @@ enum Found {
 
 /// The state that exists only while tracking is on.
 pub(crate) struct Tracker {
-    host: Host,
+    host: HostKernel,
     tracking: Tracking,
-    granules: Granules,
-    hot: HotSet,
+    granules: ShadowedGranules,
+    hot: AccessibleQueue,
     nursery: Option<Nursery>,
     bench: &'static Bench,
     /// Set once everything is to be given back: nothing is revoked any more.
@@ -92,14 +92,14 @@ impl Tracker {
         channel: &Channel,
         tracking: Tracking,
     ) -> Result<Self, (&'static str, Errno)> {
-        let granules =
-            Granules::new(regions, tracking.granule_pages).map_err(|errno| ("mmap", errno))?;
+        let granules = ShadowedGranules::new(regions, tracking.granule_pages)
+            .map_err(|errno| ("mmap", errno))?;
         let pagemap = pagemap().ok_or(("open(/proc/self/pagemap)", Errno::NOENT))?;
         let bench = Bench::get().ok_or(("mmap", Errno::NOMEM))?;
         let tracker = Self {
-            host: Host { uffd, pagemap },
+            host: HostKernel { uffd, pagemap },
             tracking,
-            hot: HotSet::new(granules.count()),
+            hot: AccessibleQueue::new(granules.count()),
             granules,
             nursery: Nursery::new().ok(),
             bench,
@@ -269,9 +269,9 @@ impl Tracker {
         let block = if was_staged { None } else { self.fill_block(shared, granule) };
         let was_hole = block.is_some() || self.fill_granule(shared, granule, page_of(address));
         let found = match (was_staged, was_hole) {
-            (true, _) => Found::OutOfReach,
-            (false, true) => Found::Hole,
-            (false, false) => Found::InPlace,
+            (true, _) => TouchOutcome::OutOfReach,
+            (false, true) => TouchOutcome::Hole,
+            (false, false) => TouchOutcome::InPlace,
         };
         let woken = block.unwrap_or(granule.guest);
         self.let_go_on(channel, granule, found, woken, received)
@@ -291,7 +291,7 @@ impl Tracker {
         if !self.give_back(shared, granule) {
             return Served::Yes;
         }
-        self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received)
+        self.let_go_on(channel, granule, TouchOutcome::OutOfReach, granule.guest, received)
     }
 
     /// A granule is in place: logs the trap, and wakes the threads that wait for `woken`.
@@ -299,7 +299,7 @@ impl Tracker {
         &mut self,
         channel: &mut Channel,
         granule: Granule,
-        found: Found,
+        found: TouchOutcome,
         woken: Range,
         received: Nanos,
     ) -> Served {
@@ -308,13 +308,13 @@ impl Tracker {
         // effect. The fault of a second thread, already answered by the handling of the first, is
         // counted but not logged.
         shared.add(Counter::Traps, 1);
-        if found != Found::InPlace && is_sampled(granule.number, self.tracking.sample) {
+        if found != TouchOutcome::InPlace && is_sampled(granule.number, self.tracking.sample) {
             channel.push(Trap { granule: granule.number, at_us: received.micros_wrapping() });
         }
         self.wake(woken);
         let done = now();
         shared.add(Counter::TrapNs, done.since(received).as_nanos_u64());
-        if found == Found::OutOfReach {
+        if found == TouchOutcome::OutOfReach {
             self.came_in_reach(granule.number);
             let oldest = self.limit().and_then(|limit| self.hot.evict_beyond(limit));
             oldest.map(|oldest| self.revoke(channel, oldest));

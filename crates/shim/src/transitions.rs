@@ -69,9 +69,9 @@ use sys::memory_map::{PAGE_BYTES, PageSet, Range};
 
 use crate::channel::Channel;
 
-pub(crate) use host::{Host, fill_hole, fill_holes, forget_late, late};
-pub(crate) use kernel::{Fresh, HasKernel, Kernel, Mapper, Verdict};
-use way::Way;
+pub(crate) use host::{HostKernel, fill_hole, fill_holes, forget_late, late};
+pub(crate) use kernel::{Fresh, HasKernel, Kernel, Mapper, PageComparison};
+use way::RangeProgress;
 
 /// How long a step retries a page that the kernel is busy with.
 pub(crate) const HOLD: Duration = Duration::from_millis(1);
@@ -87,13 +87,13 @@ pub(crate) const STUCK: &str = "guest memory cannot be given back";
 /// Adjacent pages of one block: where they belong (`home`), their other place (`away`), and the
 /// first one's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct PageRun {
     pub(crate) home: Range,
     pub(crate) away: u64,
     pub(crate) page: u32,
 }
 
-impl Run {
+impl PageRun {
     fn place(self) -> Range {
         Range { start: self.away, len: self.home.len }
     }
@@ -136,27 +136,29 @@ pub(crate) struct Given {
 ///
 /// # Safety
 /// Both ranges are registered, and the fault thread serves when the lock is free.
-pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> Staged {
+pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: PageRun) -> Staged {
     if !is_all(shared, run, PageState::Plain) {
         return Staged::default();
     }
     mark(shared, run, PageState::Staged, |_| true);
     // SAFETY: as the caller promises.
     let taken = unsafe { take(kernel, run) };
-    if matches!(taken, Taken::Nothing) {
+    if matches!(taken, TakeOutcome::Nothing) {
         // The content in staging may belong to a page recorded as plain. Then it is moved there.
         // SAFETY: as the caller promises, and no other thread uses this part of staging.
         let _ = unsafe { unstage(kernel, shared, run) };
         return Staged { kept: run.pages(), ..Staged::default() };
     }
-    let stays = |page: usize| matches!(&taken, Taken::Known { left, .. } if left.has(page));
+    let stays = |page: usize| matches!(&taken, TakeOutcome::Known { left, .. } if left.has(page));
     mark(shared, run, PageState::Plain, stays);
     match taken {
-        Taken::Known { there, left } => {
+        TakeOutcome::Known { there, left } => {
             let kept = left.count();
             Staged { staged: run.pages() - kept, moved: there.count(), kept }
         }
-        Taken::Nothing | Taken::Unknown => Staged { staged: run.pages(), ..Staged::default() },
+        TakeOutcome::Nothing | TakeOutcome::Unknown => {
+            Staged { staged: run.pages(), ..Staged::default() }
+        }
     }
 }
 
@@ -165,7 +167,7 @@ pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) 
 ///
 /// # Safety
 /// Both ranges are registered; the content in staging belongs to this run.
-pub(crate) unsafe fn unstage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> Given {
+pub(crate) unsafe fn unstage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: PageRun) -> Given {
     // SAFETY: as the caller promises.
     let given = unsafe { give(kernel, run) };
     mark(shared, run, PageState::Plain, |page| !given.away.has(page));
@@ -179,7 +181,7 @@ pub(crate) unsafe fn unstage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run
 pub(crate) unsafe fn set_aside<K: Kernel>(
     kernel: &K,
     channel: &Channel,
-    run: Run,
+    run: PageRun,
 ) -> Option<PageSet> {
     let shared = channel.shared();
     if !is_all(shared, run, PageState::Plain) {
@@ -188,10 +190,10 @@ pub(crate) unsafe fn set_aside<K: Kernel>(
     mark(shared, run, PageState::Aside, |_| true);
     // SAFETY: as the caller promises.
     let there = match unsafe { take(kernel, run) } {
-        Taken::Nothing => PageSet::default(),
-        Taken::Known { there, .. } => there,
+        TakeOutcome::Nothing => PageSet::default(),
+        TakeOutcome::Known { there, .. } => there,
         // All of it is put back.
-        Taken::Unknown => return Some(PageSet::default()),
+        TakeOutcome::Unknown => return Some(PageSet::default()),
     };
     mark(shared, run, PageState::Plain, |page| !there.has(page));
     (!there.is_empty()).then_some(there)
@@ -201,7 +203,7 @@ pub(crate) unsafe fn set_aside<K: Kernel>(
 ///
 /// # Safety
 /// Both ranges are registered; the content in the buffer belongs to this run.
-pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: Run) -> bool {
+pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: PageRun) -> bool {
     let shared = channel.shared();
     let is_aside = |page| state(shared, run, page) == PageState::Aside;
     // Pages that have been shared or dropped since must not be moved: their place is taken, and
@@ -224,7 +226,12 @@ pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: Run
 /// # Safety
 /// All pages of the run are buffered and equal to the slots; the fault thread serves when the
 /// lock is free.
-pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, slot: u32) -> bool {
+pub(crate) unsafe fn share<M: Mapper>(
+    mapper: &M,
+    channel: &Channel,
+    run: PageRun,
+    slot: u32,
+) -> bool {
     if !is_all(channel.shared(), run, PageState::Aside) {
         return false;
     }
@@ -249,7 +256,7 @@ pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, s
 ///
 /// # Safety
 /// All pages of the run are buffered and hold zeros.
-pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: Run) -> bool {
+pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: PageRun) -> bool {
     // SAFETY: they hold zeros.
     let is_dropped =
         is_all(channel.shared(), run, PageState::Aside) && unsafe { discard(kernel, run.place()) };
@@ -265,7 +272,7 @@ pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: R
 /// # Safety
 /// The pages of the run are the pool's, and nothing can write to them. The buffer and the memory
 /// mapped over them are registered, and the fault thread serves when the lock is free.
-pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) -> bool {
+pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: PageRun) -> bool {
     let (kernel, place) = (mapper.kernel(), run.place());
     if !is_all(channel.shared(), run, PageState::Merged) {
         return false;
@@ -298,7 +305,7 @@ pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) 
 ///
 /// # Safety
 /// As for [`set_aside`].
-pub(crate) unsafe fn map_anew<F: Fresh>(mapper: &F, channel: &Channel, run: Run) -> bool {
+pub(crate) unsafe fn map_anew<F: Fresh>(mapper: &F, channel: &Channel, run: PageRun) -> bool {
     let kernel = mapper.kernel();
     if !is_all(channel.shared(), run, PageState::Plain) {
         return true;
@@ -320,11 +327,11 @@ pub(crate) unsafe fn map_anew<F: Fresh>(mapper: &F, channel: &Channel, run: Run)
 pub(crate) unsafe fn merge<M: Mapper>(
     mapper: &M,
     channel: &Channel,
-    run: Run,
+    run: PageRun,
     content: Content,
 ) -> Merged {
     let (kernel, mut merged) = (mapper.kernel(), Merged::default());
-    let mut verdicts = [Verdict::Absent; 64];
+    let mut verdicts = [PageComparison::Absent; 64];
     let verdicts = &mut verdicts[..pages_of(run.home).min(64)];
     // SAFETY: as the caller promises.
     let Some(there) = (unsafe { set_aside(kernel, channel, run) }) else {
@@ -334,16 +341,16 @@ pub(crate) unsafe fn merge<M: Mapper>(
     mapper.judge(run.place(), content, verdicts);
     for (page, verdict) in verdicts.iter_mut().enumerate() {
         if !there.has(page) {
-            *verdict = Verdict::Absent;
+            *verdict = PageComparison::Absent;
         }
     }
     let mut first = 0;
     for equal in verdicts.chunk_by(|one, other| one == other) {
         let part = run.part(first, equal.len());
         let at = match (equal[0], content) {
-            (Verdict::Absent, _) => &mut merged.kept,
-            (Verdict::Different, _) => &mut merged.different,
-            (Verdict::Same, Content::Zeros) => {
+            (PageComparison::Absent, _) => &mut merged.kept,
+            (PageComparison::Different, _) => &mut merged.different,
+            (PageComparison::Same, Content::Zeros) => {
                 // SAFETY: they hold zeros, as was just seen.
                 if unsafe { drop_zeros(kernel, channel, part) } {
                     &mut merged.dropped
@@ -351,7 +358,7 @@ pub(crate) unsafe fn merge<M: Mapper>(
                     &mut merged.kept
                 }
             }
-            (Verdict::Same, Content::Slot(slot)) => {
+            (PageComparison::Same, Content::Slot(slot)) => {
                 let slot = slot.saturating_add(part.page - run.page);
                 // SAFETY: they are in the buffer, and equal, as was just seen.
                 if unsafe { share(mapper, channel, part, slot) } {
@@ -380,7 +387,7 @@ pub(crate) unsafe fn clear<K: Kernel>(kernel: &K, buffer: Range) -> bool {
 }
 
 /// The result of taking.
-enum Taken {
+enum TakeOutcome {
     /// Nothing was tried: the other place is not known to be empty.
     Nothing,
     /// The pages that have content in the other place now, and those that have it in place.
@@ -395,12 +402,12 @@ enum Taken {
 /// # Safety
 /// Both ranges are registered, and a thread that touches a page that is away is served after
 /// this.
-unsafe fn take<K: Kernel>(kernel: &K, run: Run) -> Taken {
+unsafe fn take<K: Kernel>(kernel: &K, run: PageRun) -> TakeOutcome {
     // Content that is already there would pass for these pages.
     if !kernel.populated(run.place()).is_ok_and(|there| there.is_empty()) {
-        return Taken::Nothing;
+        return TakeOutcome::Nothing;
     }
-    let (mut way, mut tries) = (Way::new(run.home.len), 0);
+    let (mut way, mut tries) = (RangeProgress::new(run.home.len), 0);
     while let Some((at, len)) = way.next() {
         // SAFETY: as the caller promises.
         let progress = unsafe { kernel.move_pages(run.away + at, run.home.start + at, len) };
@@ -415,8 +422,8 @@ unsafe fn take<K: Kernel>(kernel: &K, run: Run) -> Taken {
     }
     match (kernel.populated(run.place()), kernel.populated(run.home)) {
         (Ok(there), Ok(left)) if there.meets(&left) => kernel.end(TWO_PLACES, Errno::EXIST),
-        (Ok(there), Ok(left)) => Taken::Known { there, left },
-        _ => Taken::Unknown,
+        (Ok(there), Ok(left)) => TakeOutcome::Known { there, left },
+        _ => TakeOutcome::Unknown,
     }
 }
 
@@ -424,8 +431,8 @@ unsafe fn take<K: Kernel>(kernel: &K, run: Run) -> Taken {
 ///
 /// # Safety
 /// The content that is away belongs to this run, and both ranges are registered.
-unsafe fn give<K: Kernel>(kernel: &K, run: Run) -> Given {
-    let (mut way, mut moved, mut until) = (Way::new(run.home.len), 0, None);
+unsafe fn give<K: Kernel>(kernel: &K, run: PageRun) -> Given {
+    let (mut way, mut moved, mut until) = (RangeProgress::new(run.home.len), 0, None);
     while let Some((at, len)) = way.next() {
         // SAFETY: as the caller promises.
         let progress = unsafe { kernel.move_pages(run.home.start + at, run.away + at, len) };
@@ -496,7 +503,7 @@ unsafe fn copy_home<K: Kernel>(kernel: &K, home: Range, from: u64) -> bool {
 ///
 /// # Safety
 /// The pages can be read, and the other place is registered and the shim's own.
-unsafe fn copy_all<K: Kernel>(kernel: &K, run: Run) -> bool {
+unsafe fn copy_all<K: Kernel>(kernel: &K, run: PageRun) -> bool {
     let (mut done, mut tries) = (0, 0);
     while done < run.home.len {
         let (dst, src) = (run.away + done, run.home.start + done);
@@ -527,7 +534,7 @@ unsafe fn discard<K: Kernel>(kernel: &K, ours: Range) -> bool {
     })
 }
 
-fn mark(shared: Shared<'_>, run: Run, state: PageState, is_meant: impl Fn(usize) -> bool) {
+fn mark(shared: Shared<'_>, run: PageRun, state: PageState, is_meant: impl Fn(usize) -> bool) {
     for (at, number) in (run.page..run.page.saturating_add(run.pages())).enumerate() {
         if is_meant(at) {
             shared.set_state(number, state);
@@ -535,11 +542,11 @@ fn mark(shared: Shared<'_>, run: Run, state: PageState, is_meant: impl Fn(usize)
     }
 }
 
-fn state(shared: Shared<'_>, run: Run, page: usize) -> PageState {
+fn state(shared: Shared<'_>, run: PageRun, page: usize) -> PageState {
     shared.state(run.page.saturating_add(u32::try_from(page).unwrap_or(u32::MAX)))
 }
 
-fn is_all(shared: Shared<'_>, run: Run, wanted: PageState) -> bool {
+fn is_all(shared: Shared<'_>, run: PageRun, wanted: PageState) -> bool {
     (0..pages_of(run.home)).all(|page| state(shared, run, page) == wanted)
 }
 

@@ -47,7 +47,7 @@ use sys::userfaultfd::Userfaultfd;
 use crate::channel::Channel;
 use crate::descriptors::kept;
 use crate::ram::{Block, end};
-use crate::transitions::{self, Fresh, HasKernel, Host, Kernel as _, Run};
+use crate::transitions::{self, Fresh, HasKernel, HostKernel, Kernel as _, PageRun};
 use crate::{merge, tracker, watchdog};
 
 /// Why QEMU is ended: its memory has lost its mapping, and no new one can be made.
@@ -143,11 +143,11 @@ pub(crate) fn copy(range: Range) -> Result<(), Errno> {
 
 /// Replaces pages of one block in a turn.
 pub(crate) struct Replacement<'a> {
-    host: Host,
+    host: HostKernel,
     block: &'a Block,
     channel: &'a Channel,
     /// The part of the block that is being moved: some of it may not be back when the turn ends.
-    moving: &'a mut Option<Run>,
+    moving: &'a mut Option<PageRun>,
     /// The buffer for copies.
     buffer: Range,
     untouched: Untouched,
@@ -159,10 +159,10 @@ impl<'a> Replacement<'a> {
     /// # Safety
     /// The fault thread serves when the turn is over.
     pub(crate) unsafe fn new(
-        host: Host,
+        host: HostKernel,
         block: &'a Block,
         channel: &'a Channel,
-        moving: &'a mut Option<Run>,
+        moving: &'a mut Option<PageRun>,
     ) -> Option<Self> {
         let buffer = merge::buffer(host.uffd)?;
         let untouched = Untouched::new(buffer.len, block.reserve).ok()?;
@@ -177,7 +177,7 @@ impl<'a> Replacement<'a> {
     /// # Safety
     /// The pages are merged, and another thread reads the userfaultfd.
     pub(crate) unsafe fn replace(&mut self, merged: Range) {
-        let Host { uffd, pagemap } = self.host;
+        let HostKernel { uffd, pagemap } = self.host;
         // SAFETY: the fault thread serves writes that the end of this function has not let
         // through, and this thread does not write there.
         let protected = unsafe { protect(uffd, merged) };
@@ -217,21 +217,21 @@ impl<'a> Replacement<'a> {
 
     /// Takes a step that moves these pages, unless some pages of the step before are not back
     /// yet.
-    fn moves(&mut self, home: Range, step: impl FnOnce(&Self, Run) -> bool) -> bool {
+    fn moves(&mut self, home: Range, step: impl FnOnce(&Self, PageRun) -> bool) -> bool {
         let Some(page) = self.channel.page_at(home.start) else { return false };
         if self.moving.is_some_and(|run| self.channel.has(run.home, PageState::Aside)) {
             return false;
         }
-        let run = Run { home, away: self.buffer.start, page };
+        let run = PageRun { home, away: self.buffer.start, page };
         *self.moving = Some(run);
         step(self, run)
     }
 }
 
 impl HasKernel for Replacement<'_> {
-    type Kernel = Host;
+    type Kernel = HostKernel;
 
-    fn kernel(&self) -> &Host {
+    fn kernel(&self) -> &HostKernel {
         &self.host
     }
 }
@@ -266,7 +266,7 @@ pub(crate) unsafe fn refill(block: &Block, range: Range) -> bool {
 ///
 /// # Safety
 /// The content of `range` is in the buffer; the fault thread serves when the turn is over.
-pub(crate) unsafe fn mend(host: &Host, block: &Block, range: Range) -> bool {
+pub(crate) unsafe fn mend(host: &HostKernel, block: &Block, range: Range) -> bool {
     // SAFETY: as the caller promises.
     if !unsafe { refill(block, range) } {
         return false;

@@ -14,7 +14,7 @@ use protocol::layout::GiveBack;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sys::faults::{self, Call, NOWHERE};
 use sys::memory_map::Range;
-use sys::userfaultfd::{Fault, MAX_FAULTS, Userfaultfd};
+use sys::userfaultfd::{MAX_FAULTS, PageFault, Userfaultfd};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, ENGINE};
@@ -119,7 +119,7 @@ pub(crate) fn run() {
             if nobody_reads {
                 // The holder of the lock may wait for one of these faults. The woken threads trap
                 // again.
-                let mut faults = [Fault::default(); MAX_FAULTS];
+                let mut faults = [PageFault::default(); MAX_FAULTS];
                 let read = uffd.read_faults(&mut faults).unwrap_or(0);
                 faults[..read].iter().for_each(|fault| wake(uffd, page_of(fault.address)));
             }

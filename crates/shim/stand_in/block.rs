@@ -8,12 +8,12 @@ const HUGE: usize = 2 << 20;
 
 /// Mapped memory from which traps may take pages at any time: accessed by raw pointers only.
 #[derive(Clone, Copy)]
-pub(crate) struct Block {
+pub(crate) struct RawBlock {
     start: usize,
     pages: usize,
 }
 
-impl Block {
+impl RawBlock {
     pub(crate) fn plug(mib: usize, kind: &str) -> Result<Self, String> {
         let bytes = mib << 20;
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

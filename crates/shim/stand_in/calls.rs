@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
-use crate::block::{Block, PAGE, outcome};
+use crate::block::{PAGE, RawBlock, outcome};
 
 const UFFDIO_API: u64 = 0xC018_AA3F;
 const UFFDIO_REGISTER: u64 = 0xC020_AA00;
@@ -36,7 +36,7 @@ pub(crate) fn close_everything() -> String {
 }
 
 /// The child allocates, advises and ends; it must neither hang nor disturb its parent.
-pub(crate) fn fork_and_look(block: Option<&Block>) -> Result<String, String> {
+pub(crate) fn fork_and_look(block: Option<&RawBlock>) -> Result<String, String> {
     // SAFETY: the child makes plain system calls only and ends at once.
     unsafe {
         let child = libc::fork();
@@ -59,18 +59,18 @@ pub(crate) fn fork_and_look(block: Option<&Block>) -> Result<String, String> {
 }
 
 /// Registers the block as QEMU does for postcopy.
-pub(crate) fn register(block: &Block) -> Result<String, String> {
+pub(crate) fn register(block: &RawBlock) -> Result<String, String> {
     register_for(block, MISSING)
 }
 
 /// Protects the block as QEMU does for background snapshots.
-pub(crate) fn watch_writes(block: &Block) -> Result<String, String> {
+pub(crate) fn watch_writes(block: &RawBlock) -> Result<String, String> {
     register_for(block, WRITES)?;
     protect(block.page(0).addr(), block.pages() * PAGE, true)
 }
 
 /// Writes to a page as the guest does; `Err` if the userfaultfd did not report it.
-pub(crate) fn write_seen(block: &Block, page: usize) -> Result<String, String> {
+pub(crate) fn write_seen(block: &RawBlock, page: usize) -> Result<String, String> {
     let address = block.page(page).addr();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -98,7 +98,7 @@ fn protect(start: usize, len: usize, is_on: bool) -> Result<String, String> {
     outcome(unsafe { libc::ioctl(fd, UFFDIO_WRITEPROTECT, protect.as_mut_ptr()) })
 }
 
-fn register_for(block: &Block, mode: u64) -> Result<String, String> {
+fn register_for(block: &RawBlock, mode: u64) -> Result<String, String> {
     // SAFETY: the structures are those of the requests; the block has no missing page afterwards.
     unsafe {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -113,7 +113,7 @@ fn register_for(block: &Block, mode: u64) -> Result<String, String> {
 
 /// Registers the block while `writers` vCPUs write to its first pages, which are all there.
 pub(crate) fn register_beside_writes(
-    block: &Block,
+    block: &RawBlock,
     writers: usize,
     pages: usize,
 ) -> Result<String, String> {
@@ -126,7 +126,7 @@ pub(crate) fn register_beside_writes(
 
 /// Has `writers` vCPUs write to the first pages of the block what is there already.
 pub(crate) fn write(
-    block: &Block,
+    block: &RawBlock,
     writers: usize,
     pages: usize,
     ms: usize,
@@ -137,7 +137,7 @@ pub(crate) fn write(
     })
 }
 
-fn beside_writes<T>(block: &Block, writers: usize, pages: usize, act: impl FnOnce() -> T) -> T {
+fn beside_writes<T>(block: &RawBlock, writers: usize, pages: usize, act: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     let write = |first: usize| {
         let own = (first..pages).step_by(writers).cycle();
@@ -158,7 +158,7 @@ fn beside_writes<T>(block: &Block, writers: usize, pages: usize, act: impl FnOnc
     })
 }
 
-pub(crate) fn unregister(block: &Block) -> Result<String, String> {
+pub(crate) fn unregister(block: &RawBlock) -> Result<String, String> {
     let fd = OWN.load(Ordering::Relaxed);
     let mut range = [block.page(0).addr() as u64, (block.pages() * PAGE) as u64];
     // SAFETY: the structure is the one of the request.
@@ -169,7 +169,7 @@ pub(crate) fn unregister(block: &Block) -> Result<String, String> {
 }
 
 /// Reads into a page as a disk does: by the kernel, past the page cache.
-pub(crate) fn read_direct(block: &Block, page: usize, file: &str) -> Result<String, String> {
+pub(crate) fn read_direct(block: &RawBlock, page: usize, file: &str) -> Result<String, String> {
     let file = std::ffi::CString::new(file).map_err(|error| error.to_string())?;
     // SAFETY: a name that ends with a zero byte; a page of the block to read into.
     unsafe {
@@ -182,7 +182,7 @@ pub(crate) fn read_direct(block: &Block, page: usize, file: &str) -> Result<Stri
 }
 
 /// The same for all pages of the file, several at a time.
-pub(crate) fn load_direct(block: &Block, file: &str) -> Result<String, String> {
+pub(crate) fn load_direct(block: &RawBlock, file: &str) -> Result<String, String> {
     const AT_ONCE: usize = 16 * PAGE;
     let file = std::ffi::CString::new(file).map_err(|error| error.to_string())?;
     // SAFETY: a name that ends with a zero byte; the file is no longer than the block.
@@ -203,7 +203,7 @@ pub(crate) fn load_direct(block: &Block, file: &str) -> Result<String, String> {
 }
 
 /// Has the kernel read guest RAM; returns the first word that it saw.
-pub(crate) fn write_out(block: &Block, page: usize) -> Result<String, String> {
+pub(crate) fn write_out(block: &RawBlock, page: usize) -> Result<String, String> {
     let mut ends = [0; 2];
     let mut seen = [0_u8; 16];
     // SAFETY: a local pipe; a page of the block to write from.
@@ -222,7 +222,7 @@ pub(crate) fn write_out(block: &Block, page: usize) -> Result<String, String> {
 }
 
 /// Pins pages until the process ends, as a passed-through device does: as buffers of an io_uring.
-pub(crate) fn pin(block: &Block, first: usize, pages: usize) -> Result<String, String> {
+pub(crate) fn pin(block: &RawBlock, first: usize, pages: usize) -> Result<String, String> {
     const IORING_REGISTER_BUFFERS: i32 = 0;
     let mut parameters = [0_u32; 30];
     let buffer = libc::iovec { iov_base: block.page(first).cast(), iov_len: pages * PAGE };

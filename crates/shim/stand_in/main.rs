@@ -10,7 +10,7 @@ mod calls;
 
 use std::io::{BufRead, Write};
 
-use block::Block;
+use block::RawBlock;
 
 fn main() {
     let mut blocks = Vec::new();
@@ -25,7 +25,7 @@ fn main() {
     }
 }
 
-fn obey(blocks: &mut Vec<Option<Block>>, line: &str) -> Result<String, String> {
+fn obey(blocks: &mut Vec<Option<RawBlock>>, line: &str) -> Result<String, String> {
     let mut words = line.split_whitespace();
     let command = words.next().unwrap_or_default();
     let rest: Vec<&str> = words.collect();
@@ -34,7 +34,7 @@ fn obey(blocks: &mut Vec<Option<Block>>, line: &str) -> Result<String, String> {
     };
     if command == "plug" {
         let kind = rest.get(1).copied().unwrap_or("private");
-        blocks.push(Some(Block::plug(number(0)?, kind)?));
+        blocks.push(Some(RawBlock::plug(number(0)?, kind)?));
         return Ok((blocks.len() - 1).to_string());
     }
     match command {

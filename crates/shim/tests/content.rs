@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{GRANULE, StandIn, Worker, by_name};
+use common::{GRANULE, StandIn, TestWorker, by_name};
 use protocol::layout::Counter;
 use protocol::{Request, State, Tracking, most_revoked};
 
@@ -14,7 +14,7 @@ const GRANULES: u32 = MIB * 256 / GRANULE;
 #[test]
 fn a_touch_brings_the_whole_granule_back_and_is_logged() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let mut worker = Worker::tracking(&stand_in);
+    let mut worker = TestWorker::tracking(&stand_in);
     assert_eq!(worker.revoke([3, 4]), 2);
     assert_eq!(worker.revoke([3]), 0, "it is revoked already");
     assert!(worker.shared().is_staged(3, GRANULE));
@@ -30,7 +30,7 @@ fn a_touch_brings_the_whole_granule_back_and_is_logged() {
 #[test]
 fn a_recalled_granule_is_back_and_no_trap_tells_of_it() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let mut worker = Worker::tracking(&stand_in);
+    let mut worker = TestWorker::tracking(&stand_in);
     worker.revoke(0..9);
     worker.traps();
     assert_eq!(worker.recall([2, 3, 9, u32::MAX]), 2, "one is within reach, one is none");
@@ -48,7 +48,7 @@ fn a_recalled_granule_is_back_and_no_trap_tells_of_it() {
 fn every_page_has_its_content_after_all_were_revoked() {
     for granule_pages in [1, 32, 512] {
         let mut stand_in = StandIn::with_ram(MIB);
-        let worker = Worker::meet(&stand_in);
+        let worker = TestWorker::meet(&stand_in);
         worker.ask(&Request::Track(Tracking { granule_pages, ..by_name() }));
         let granules = (MIB * 256 / granule_pages).min(most_revoked(granule_pages));
         let all: Vec<u32> = (0..granules).collect();
@@ -63,7 +63,7 @@ fn every_page_has_its_content_after_all_were_revoked() {
 #[test]
 fn the_kernel_reads_a_revoked_page_on_qemus_behalf() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke([2]);
     let stamp = (64 + 1) << 20 | 1;
     assert_eq!(stand_in.expect("write-out 0 64"), stamp.to_string());
@@ -73,7 +73,7 @@ fn the_kernel_reads_a_revoked_page_on_qemus_behalf() {
 #[test]
 fn only_sampled_granules_are_revoked() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     let sample = u32::MAX / 4;
     worker.ask(&Request::Track(Tracking { sample, ..by_name() }));
     let sampled = |granule: &u32| protocol::layout::is_sampled(*granule, sample);
@@ -88,7 +88,7 @@ fn only_sampled_granules_are_revoked() {
 #[test]
 fn another_granule_size_begins_afresh() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke(0..GRANULES);
     worker.ask(&Request::Track(Tracking { granule_pages: 512, ..by_name() }));
     assert_eq!(worker.count(Counter::StagedPages), 0);
@@ -100,7 +100,7 @@ fn another_granule_size_begins_afresh() {
 #[test]
 fn release_leaves_nothing_behind() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.release();
     // From here on the threads and the page on which traps are measured exist.
     std::thread::sleep(Duration::from_millis(300));
@@ -123,7 +123,7 @@ fn release_leaves_nothing_behind() {
 fn memory_that_was_never_touched_is_zero_and_comes_two_megabytes_at_a_time() {
     let mut stand_in = StandIn::new();
     stand_in.expect("plug 64");
-    let mut worker = Worker::tracking(&stand_in);
+    let mut worker = TestWorker::tracking(&stand_in);
     stand_in.expect("zeros 0 0 16384");
     let (granules, _) = worker.traps();
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -142,7 +142,7 @@ fn memory_that_was_never_touched_is_zero_and_comes_two_megabytes_at_a_time() {
 fn a_revoked_hole_stays_a_hole_until_it_is_touched() {
     let mut stand_in = StandIn::new();
     stand_in.expect("plug 64");
-    let mut worker = Worker::tracking(&stand_in);
+    let mut worker = TestWorker::tracking(&stand_in);
     let before = stand_in.anonymous_kib();
     assert_eq!(worker.revoke(0..GRANULES), GRANULES);
     worker.traps();
@@ -156,7 +156,7 @@ fn a_revoked_hole_stays_a_hole_until_it_is_touched() {
 #[test]
 fn the_cost_of_a_trap_is_measured() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     let round_trip = worker.count(Counter::RoundTripNs);
     assert!((1_000..50_000_000).contains(&round_trip), "{round_trip} ns");
     assert_eq!(worker.count(Counter::Traps), 0, "its own traps do not count");

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{GRANULE, StandIn, Worker};
+use common::{GRANULE, StandIn, TestWorker};
 use protocol::layout::Counter;
 
 const MIB: u32 = 64;
@@ -11,7 +11,7 @@ const GRANULES: u32 = MIB * 256 / GRANULE;
 #[test]
 fn discarded_staged_pages_are_freed_at_once_and_read_as_zeros() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke(0..GRANULES);
     let before = stand_in.anonymous_kib();
     stand_in.expect("discard 0 0 8192");
@@ -27,7 +27,7 @@ fn discarded_staged_pages_are_freed_at_once_and_read_as_zeros() {
 #[test]
 fn a_discard_of_a_part_of_a_granule_leaves_the_rest() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke([0, 1, 2]);
     // The last 16 pages of granule 0, all of 1, the first 16 of 2.
     stand_in.expect("discard 0 16 64");
@@ -40,7 +40,7 @@ fn a_discard_of_a_part_of_a_granule_leaves_the_rest() {
 #[test]
 fn a_discarded_granule_stays_revoked_so_that_its_next_touch_is_news() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let mut worker = Worker::tracking(&stand_in);
+    let mut worker = TestWorker::tracking(&stand_in);
     worker.revoke([5]);
     worker.traps();
     stand_in.expect("discard 0 160 32");
@@ -53,7 +53,7 @@ fn a_discarded_granule_stays_revoked_so_that_its_next_touch_is_news() {
 fn a_discard_before_tracking_is_not_undone_by_it() {
     let mut stand_in = StandIn::with_ram(MIB);
     stand_in.expect("discard 0 0 512");
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke(0..GRANULES);
     stand_in.expect("zeros 0 0 512");
     stand_in.expect("fill 0 3");

@@ -8,7 +8,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::prepared::prepared;
-use common::{GRANULE, StandIn, Worker};
+use common::{GRANULE, StandIn, TestWorker};
 use protocol::layout::Counter;
 use protocol::{Pages, Refusal, Request, Taken};
 
@@ -16,9 +16,9 @@ const MIB: u32 = 64;
 const PAGES: u32 = MIB * 256;
 
 /// A stand-in with full memory, and a worker that has freed memory handed over.
-fn lazy() -> (StandIn, Worker) {
+fn lazy() -> (StandIn, TestWorker) {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     worker.hand_over(true);
     (stand_in, worker)
 }
@@ -134,7 +134,7 @@ fn a_balloon_s_page_is_discarded_at_once() {
 #[test]
 fn nothing_is_handed_over_unasked_nor_without_a_worker() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     stand_in.expect("discard 0 0 512");
     stand_in.expect("zeros 0 0 512");
     worker.hand_over(true);
@@ -189,7 +189,7 @@ fn copies_aside_and_shared_pages_are_given_up_at_once() {
     drop(it);
 
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.hand_over(true);
     worker.revoke([0, 1]);
     stand_in.expect("discard 0 0 512");

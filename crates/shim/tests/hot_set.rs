@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{GRANULE, StandIn, Worker, by_name};
+use common::{GRANULE, StandIn, TestWorker, by_name};
 use protocol::layout::Counter;
 use protocol::{Answer, Request, Tracking};
 
@@ -13,7 +13,7 @@ const GRANULES: u32 = MIB * 256 / GRANULE;
 #[test]
 fn a_recalled_granule_counts_in_the_hot_set() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     worker.ask(&Request::Track(Tracking { hot_set: Some(64), ..by_name() }));
     assert_eq!(worker.recall([7]), 1);
     stand_in.expect("check 0 1");
@@ -25,7 +25,7 @@ fn a_recalled_granule_counts_in_the_hot_set() {
 #[test]
 fn a_hot_set_of_64_lets_64_granules_be_reached() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     let tracking = Tracking { hot_set: Some(64), ..by_name() };
     assert_eq!(worker.ask(&Request::Track(tracking)), Answer::Done { count: GRANULES });
     stand_in.expect("check 0 1");

@@ -4,7 +4,7 @@
 mod common;
 
 use common::prepared::{MIB, Prepared, SLOTS, prepared};
-use common::{GRANULE, StandIn, Worker};
+use common::{GRANULE, StandIn, TestWorker};
 use protocol::layout::{Counter, PageState};
 use protocol::{Answer, Content, MAX_MERGE, Merge, Merged, Refusal, Request};
 use sys::pool_file::PoolFile;
@@ -68,7 +68,7 @@ fn a_written_page_leaves_the_others_shared_and_can_be_merged_again() {
 #[test]
 fn when_there_is_no_room_for_more_mappings_the_kernel_makes_the_copy() {
     let stand_in = &mut StandIn::with_ram(192);
-    let worker = Worker::meet(stand_in);
+    let worker = TestWorker::meet(stand_in);
     let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
     worker.use_pool(&pool, SLOTS);
     stand_in.expect("clear 0 0 49152");
@@ -231,7 +231,7 @@ fn what_is_merged_is_remembered_when_ram_is_plugged_and_the_worker_changes() {
     });
     assert!(refusal.to_string().contains("say Hello again"), "{refusal}");
     drop(worker);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     assert_eq!((worker.regions.len(), worker.merged(0..300), worker.merged(0..100)), (2, 200, 0));
     stand_in.expect("discard 0 100 200");
     stand_in.expect("zeros 0 0 300");
@@ -297,6 +297,6 @@ fn pools_that_are_none_are_refused_and_the_old_one_stays() {
 #[test]
 fn without_a_pool_nothing_is_equal() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     assert_eq!(worker.merge(&[(0, 4, Some(1))]), Merged { different: 4, ..Merged::default() });
 }

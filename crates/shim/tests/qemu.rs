@@ -2,16 +2,16 @@
 
 mod common;
 
-use common::{GRANULE, StandIn, Worker, by_name};
+use common::{GRANULE, StandIn, TestWorker, by_name};
 use protocol::layout::{Counter, GiveBack};
 use protocol::{Answer, Refusal, Request, State};
 
 const MIB: u32 = 64;
 const GRANULES: u32 = MIB * 256 / GRANULE;
 
-fn tracked() -> (StandIn, Worker) {
+fn tracked() -> (StandIn, TestWorker) {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     assert_eq!(worker.revoke(0..GRANULES), GRANULES);
     (stand_in, worker)
 }
@@ -69,7 +69,7 @@ fn a_block_that_is_unplugged_takes_its_tracking_along() {
     stand_in.expect("fill 1 2");
     let worker = {
         drop(worker);
-        Worker::tracking(&stand_in)
+        TestWorker::tracking(&stand_in)
     };
     assert_eq!(worker.regions.len(), 2);
     assert_eq!(worker.revoke(0..GRANULES + 256), GRANULES + 256);
@@ -80,7 +80,7 @@ fn a_block_that_is_unplugged_takes_its_tracking_along() {
     assert!(refusal.contains("Hello again"), "{refusal}");
     stand_in.expect("check 1 2");
     drop(worker);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     assert_eq!(worker.regions.len(), 1);
     assert_eq!(worker.revoke(0..GRANULES), 256);
     stand_in.expect("check 1 2");
@@ -101,7 +101,7 @@ fn a_block_that_is_plugged_later_is_seen_and_tracked() {
     let numbers: Vec<_> = regions.iter().map(|region| (region.first_page, region.pages)).collect();
     assert_eq!(numbers, [(0, 16384), (16384, 8192)]);
     drop(worker);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     assert_eq!(worker.revoke(0..768), 768);
     stand_in.expect("check 0 1");
     stand_in.expect("check 1 2");
@@ -142,7 +142,7 @@ fn pages_that_are_pinned_stay_where_they_are() {
         eprintln!("skipped: {error}");
         return;
     }
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     assert_eq!(worker.revoke(0..GRANULES), GRANULES - 16, "16 granules are pinned whole");
     assert_eq!(worker.count(Counter::Pinned), 512);
     assert!(!worker.shared().is_staged(16, GRANULE));

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::Worker;
+use common::TestWorker;
 use common::prepared::{MIB, Prepared, SLOTS, prepared};
 use protocol::layout::Counter;
 use protocol::{MAX_UNSHARE, Merged, Refusal, Request};
@@ -13,13 +13,13 @@ use protocol::{MAX_UNSHARE, Merged, Refusal, Request};
 const PAGES: u32 = MIB * 256;
 
 /// Has all pages of the block unshared; returns how many were merged.
-fn unshare_all(worker: &Worker) -> u32 {
+fn unshare_all(worker: &TestWorker) -> u32 {
     let windows = (0..PAGES).step_by(MAX_UNSHARE as usize);
     windows.map(|page| worker.unshare(page, MAX_UNSHARE)).sum()
 }
 
 /// Merges runs of many lengths, with gaps; returns the number of merged pages.
-fn merge_scattered(worker: &Worker, pages: u32) -> u32 {
+fn merge_scattered(worker: &TestWorker, pages: u32) -> u32 {
     let (mut runs, mut page) = (Vec::new(), 0);
     for len in [1, 2, 3, 5, 8, 40, 64, 70, 200].into_iter().cycle() {
         if page + len > pages {
@@ -326,7 +326,7 @@ fn a_worker_that_goes_in_the_middle_leaves_every_page_with_its_content() {
     // On a busy machine a worker may be gone before any work has begun, again and again.
     while rounds < 10 || (replaced == 0 && rounds < 200) {
         rounds += 1;
-        let worker = Worker::meet(&stand_in);
+        let worker = TestWorker::meet(&stand_in);
         worker.use_pool(&pool, SLOTS);
         merge_scattered(&worker, 512);
         let merged = worker.merged(0..512);

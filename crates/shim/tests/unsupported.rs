@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{StandIn, Worker, by_name};
+use common::{StandIn, TestWorker, by_name};
 use protocol::{Refusal, Request, State};
 
 fn why_not(stand_in: &StandIn) -> String {
-    let worker = Worker::meet(stand_in);
+    let worker = TestWorker::meet(stand_in);
     let State::Unsupported { why } = worker.state.clone() else {
         panic!("{:?}", worker.state);
     };
@@ -62,6 +62,6 @@ fn without_guest_ram_there_is_no_thread_of_ours_and_nobody_listens() {
     stand_in.expect("plug 16");
     assert!(!listens(&stand_in), "16 MiB are no guest RAM");
     stand_in.expect("plug 64");
-    Worker::meet(&stand_in);
+    TestWorker::meet(&stand_in);
     assert_eq!(stand_in.threads().len(), 2, "one listens; nothing is tracked");
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{GRANULE, StandIn, Worker, by_name, connect, receive};
+use common::{GRANULE, StandIn, TestWorker, by_name, connect, receive};
 use protocol::layout::{Counter, GiveBack};
 use protocol::{Answer, Refusal, Request, State, Tracking, VERSION, most_revoked};
 
@@ -14,14 +14,14 @@ const GRANULES: u32 = MIB * 256 / GRANULE;
 #[test]
 fn everything_comes_back_when_the_connection_closes() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke(0..GRANULES);
     let gone = worker.hang_up();
     let took = gone.until_all_back();
     assert!(took < Duration::from_secs(1), "{took:?}");
     assert_eq!(gone.shared().last_given_back(), Some(GiveBack::WorkerGone));
     stand_in.expect("check 0 1");
-    let next = Worker::tracking(&stand_in);
+    let next = TestWorker::tracking(&stand_in);
     assert_eq!(next.revoke(0..GRANULES), GRANULES, "a new worker starts afresh");
     stand_in.expect("check 0 1");
 }
@@ -29,7 +29,7 @@ fn everything_comes_back_when_the_connection_closes() {
 #[test]
 fn everything_comes_back_when_the_worker_is_silent_for_two_seconds() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke(0..GRANULES);
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(worker.count(Counter::StagedPages), u64::from(MIB * 256), "not yet");
@@ -43,7 +43,7 @@ fn everything_comes_back_when_the_worker_is_silent_for_two_seconds() {
 #[test]
 fn a_status_now_and_then_is_sign_of_life_enough() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke([1]);
     for _ in 0..6 {
         std::thread::sleep(Duration::from_millis(500));
@@ -55,7 +55,7 @@ fn a_status_now_and_then_is_sign_of_life_enough() {
 #[test]
 fn the_fuse_gives_everything_back_until_tracking_is_asked_for_again() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     worker.ask(&Request::Track(Tracking { max_traps_per_s: 50, ..by_name() }));
     worker.revoke(0..GRANULES);
     stand_in.expect("check 0 1");
@@ -72,7 +72,7 @@ fn the_fuse_gives_everything_back_until_tracking_is_asked_for_again() {
 #[test]
 fn a_second_worker_is_turned_away_and_the_first_not_disturbed() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke([7]);
     let second = connect(&stand_in);
     let busy = Refusal::Busy { pid: std::process::id() };
@@ -85,7 +85,7 @@ fn a_second_worker_is_turned_away_and_the_first_not_disturbed() {
 #[test]
 fn traps_that_nobody_reads_are_counted_as_lost() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let mut worker = Worker::meet(&stand_in);
+    let mut worker = TestWorker::meet(&stand_in);
     worker.ask(&Request::Track(Tracking { granule_pages: 1, ..by_name() }));
     worker.traps();
     let began = worker.count(Counter::Traps);
@@ -106,7 +106,7 @@ fn traps_that_nobody_reads_are_counted_as_lost() {
 #[test]
 fn messages_that_make_no_sense_are_refused_and_change_nothing() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke([9]);
     for packet in [&[255][..], &[0], &[2, 255, 255, 255, 255, 15], &[3, 3], &[1; 300]] {
         let answer = worker.send_raw(packet).unwrap();
@@ -125,7 +125,7 @@ fn messages_that_make_no_sense_are_refused_and_change_nothing() {
 #[test]
 fn values_out_of_range_are_refused_by_name() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     let wrong = Tracking { granule_pages: 3, ..by_name() };
     let refusal = worker.refused(&Request::Track(wrong)).to_string();
     assert!(refusal.starts_with("granule_pages: 3"), "{refusal}");
@@ -138,7 +138,7 @@ fn values_out_of_range_are_refused_by_name() {
 #[test]
 fn a_packet_that_is_too_long_ends_the_connection() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke([1]);
     assert!(worker.send_raw(&vec![0; 40_000]).is_err());
     worker.until_all_back();
@@ -163,21 +163,21 @@ fn another_version_is_told_both_numbers_and_may_try_again() {
 #[test]
 fn a_worker_that_reads_nothing_holds_nobody_up() {
     let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::tracking(&stand_in);
+    let worker = TestWorker::tracking(&stand_in);
     worker.revoke(0..GRANULES);
     let connection = worker.flood(&Request::Status);
     let began = Instant::now();
     stand_in.expect("check 0 1");
     assert!(began.elapsed() < Duration::from_secs(10));
     drop(connection);
-    Worker::tracking(&stand_in);
+    TestWorker::tracking(&stand_in);
 }
 
 #[test]
 #[cfg(not(feature = "hot-set"))]
 fn the_shim_that_ships_has_no_hot_set() {
     let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     let wanted = Tracking { hot_set: Some(64), ..by_name() };
     let refusal = worker.refused(&Request::Track(wanted)).to_string();
     assert!(refusal.contains("hot_set: 64: this shim was built without"), "{refusal}");

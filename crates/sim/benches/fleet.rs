@@ -52,7 +52,7 @@ struct Curve {
 
 /// Results of one run.
 #[derive(Default)]
-struct Shown {
+struct FleetResult {
     /// Sum over all comparisons, as is `least`.
     misses: f64,
     least: f64,
@@ -70,7 +70,7 @@ fn main() {
     for (kind, moving) in [("staying", false), ("going on", true)] {
         for policy in [Policy::Balance, Policy::Demand, Policy::Entitlement, Policy::Fair] {
             let fleet = fleet(&recordings, policy, moving);
-            let Shown { misses, least, moves, mut tick_ms } = run(&fleet);
+            let FleetResult { misses, least, moves, mut tick_ms } = run(&fleet);
             tick_ms.sort_by(f64::total_cmp);
             let (median, longest) = (tick_ms[tick_ms.len() / 2], tick_ms[tick_ms.len() - 1]);
             let hours = (SECONDS - WARM_UP) as f64 / 3600.0;
@@ -148,8 +148,9 @@ fn between((low, high): (f64, f64), rng: &mut Rng) -> f64 {
     low * (high / low).powf(rng.f64())
 }
 
-fn run(scenario: &Scenario) -> Shown {
-    let (mut host, mut memory, mut shown) = (scenario.begin(), Memory::default(), Shown::default());
+fn run(scenario: &Scenario) -> FleetResult {
+    let (mut host, mut memory, mut shown) =
+        (scenario.begin(), Memory::default(), FleetResult::default());
     let budget = scenario.spec().groups.values().find_map(|group| group.budget).unwrap_or_default();
     for second in 0..SECONDS {
         host.live(second);

@@ -143,13 +143,13 @@ impl Harm {
 /// Watches a run and reports each harm once, at the end of its grace period.
 #[derive(Debug, Default)]
 pub struct Judge {
-    vms: BTreeMap<VmName, Record>,
+    vms: BTreeMap<VmName, HarmRecord>,
     over_for: BTreeMap<GroupName, u64>,
     short_for: u64,
 }
 
 #[derive(Debug, Default)]
-struct Record {
+struct HarmRecord {
     kills: u64,
     suffered_for: u64,
     denied_for: u64,

@@ -123,13 +123,13 @@ enum Manner {
     Late,
 }
 
-struct Host {
+struct PoolHost {
     name: HostName,
     memory: Bytes,
     manner: Manner,
 }
 
-struct Vm {
+struct PoolVm {
     name: VmName,
     host: usize,
     given: Bytes,
@@ -164,8 +164,8 @@ struct Underway {
 pub struct Pool {
     setting: Setting,
     random: Rng,
-    hosts: Vec<Host>,
-    vms: Vec<Vm>,
+    hosts: Vec<PoolHost>,
+    vms: Vec<PoolVm>,
     by_name: BTreeMap<VmName, usize>,
     host_by_name: BTreeMap<HostName, usize>,
     given: Vec<Bytes>,
@@ -181,7 +181,7 @@ impl Pool {
     pub fn new(seed: u64, setting: Setting) -> Self {
         let mut random = Rng::with_seed(seed);
         let manners = [Manner::Silent, Manner::Lies, Manner::Flaps, Manner::Late];
-        let hosts: Vec<Host> = (0..setting.hosts)
+        let hosts: Vec<PoolHost> = (0..setting.hosts)
             .map(|i| {
                 let is_bad = random.f64() < setting.misbehaving;
                 let manner = if is_bad { manners[random.usize(0..4)] } else { Manner::Well };
@@ -190,14 +190,14 @@ impl Pool {
                     Manner::Lies => Bytes(setting.given.0 * setting.vms_per_host as u64),
                     _ => setting.memory,
                 };
-                Host { name: format!("host-{i}").into(), memory, manner }
+                PoolHost { name: format!("host-{i}").into(), memory, manner }
             })
             .collect();
         let mean_steps = 0.589 + 0.371 * 3.5 + 0.009 * 8.5 + 0.031 * 40.0;
-        let vms: Vec<Vm> = (0..setting.hosts * setting.vms_per_host)
+        let vms: Vec<PoolVm> = (0..setting.hosts * setting.vms_per_host)
             .map(|i| {
                 let share = setting.overloaded * random.f64() * 2.0;
-                Vm {
+                PoolVm {
                     name: format!("vm-{i}").into(),
                     host: i / setting.vms_per_host,
                     given: setting.given,
@@ -269,7 +269,7 @@ impl Pool {
     }
 
     /// The severity of this VM's overload under the strategy.
-    fn severity(&self, vm: &Vm) -> Severity {
+    fn severity(&self, vm: &PoolVm) -> Severity {
         match (self.setting.strategy, vm.intervals.severity()) {
             // Each VM that pages is to be moved.
             (Strategy::Migrate, Severity::Transient) => Severity::Sustained,
@@ -277,7 +277,7 @@ impl Pool {
         }
     }
 
-    fn wants(&self) -> impl Iterator<Item = &Vm> {
+    fn wants(&self) -> impl Iterator<Item = &PoolVm> {
         self.vms.iter().filter(|vm| self.severity(vm) == Severity::Sustained)
     }
 

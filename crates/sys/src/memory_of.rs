@@ -173,7 +173,7 @@ pub fn lazily_free(pid: u32) -> Result<Bytes, ProcError> {
 
 /// The kind of memory in a mapping: guest RAM is all of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum MappingKind {
     /// Private memory without a file, writable or not. A pool's mappings count too, because they
     /// replace it.
     Anonymous,
@@ -185,10 +185,10 @@ enum Kind {
 
 /// Adjacent mappings of one kind.
 #[derive(Debug)]
-struct Run {
+struct MappingRun {
     start: u64,
     end: u64,
-    kind: Kind,
+    kind: MappingKind,
     /// Not inherited by children (`MADV_DONTFORK`), which QEMU sets for guest RAM: a difference
     /// to its neighbours.
     dont_fork: bool,
@@ -203,7 +203,7 @@ struct Run {
     is_staging: bool,
 }
 
-impl Run {
+impl MappingRun {
     fn len(&self) -> u64 {
         self.end - self.start
     }
@@ -238,16 +238,16 @@ impl Run {
     }
 }
 
-fn runs_of(pid: u32) -> Result<Vec<Run>, ProcError> {
+fn runs_of(pid: u32) -> Result<Vec<MappingRun>, ProcError> {
     let path = PathBuf::from(format!("/proc/{pid}/smaps"));
     let file = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
     read_runs(&path, BufReader::with_capacity(1 << 16, file))
 }
 
 /// Reads `smaps`, one run at a time, because the whole text can have hundreds of megabytes.
-fn read_runs(path: &Path, mut smaps: impl BufRead) -> Result<Vec<Run>, ProcError> {
-    let mut runs: Vec<Run> = Vec::new();
-    let mut current: Option<Run> = None;
+fn read_runs(path: &Path, mut smaps: impl BufRead) -> Result<Vec<MappingRun>, ProcError> {
+    let mut runs: Vec<MappingRun> = Vec::new();
+    let mut current: Option<MappingRun> = None;
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -276,7 +276,7 @@ fn read_runs(path: &Path, mut smaps: impl BufRead) -> Result<Vec<Run>, ProcError
 }
 
 /// Adds a mapping, to the last run if it continues that.
-fn append(runs: &mut Vec<Run>, mapping: Run) {
+fn append(runs: &mut Vec<MappingRun>, mapping: MappingRun) {
     match runs.last_mut() {
         Some(last) if last.goes_on_in(&mapping) => {
             // Only the part of an overlapping mapping that is beyond the run is new.
@@ -291,7 +291,7 @@ fn append(runs: &mut Vec<Run>, mapping: Run) {
 }
 
 /// `7f63dbe00000-7f63ebe00000 rw-p 00000000 00:01 1042    /memfd:ram (deleted)`
-fn parse_header(text: &str) -> Option<Run> {
+fn parse_header(text: &str) -> Option<MappingRun> {
     let mut fields = text.split_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
@@ -303,31 +303,33 @@ fn parse_header(text: &str) -> Option<Run> {
     let memfd = file.strip_prefix("/memfd:");
     let of_pool = memfd.is_some_and(|name| name.starts_with(pool_file::NAME_PREFIX));
     let kind = match permissions.as_bytes() {
-        [b'-', b'-', b'-', ..] | [_, _, b'x', ..] => Kind::Unfit,
-        _ if file.is_empty() || of_pool => Kind::Anonymous,
-        _ => Kind::File(file),
+        [b'-', b'-', b'-', ..] | [_, _, b'x', ..] => MappingKind::Unfit,
+        _ if file.is_empty() || of_pool => MappingKind::Anonymous,
+        _ => MappingKind::File(file),
     };
     // The flags follow below. A pool's mapping gets the flags of guest RAM a moment after it is
     // made.
     let dont_fork = of_pool;
     let (private, shared, is_staging) = (Bytes::ZERO, Bytes::ZERO, false);
-    let run = Run { start, end, kind, dont_fork, memory_backed, private, shared, is_staging };
+    let run =
+        MappingRun { start, end, kind, dont_fork, memory_backed, private, shared, is_staging };
     (start < end).then_some(run)
 }
 
 /// Separates guest RAM from the rest.
 fn split(
     pid: u32,
-    runs: Vec<Run>,
+    runs: Vec<MappingRun>,
     ram_sizes: &[Bytes],
     started: Instant,
 ) -> Result<Overhead, OverheadError> {
-    let (staging, mut runs): (Vec<Run>, Vec<Run>) =
+    let (staging, mut runs): (Vec<MappingRun>, Vec<MappingRun>) =
         runs.into_iter().partition(|run| run.is_staging);
     let mut guest: Bytes = staging.iter().map(|run| run.private).sum();
     let (mut pool, mut ram_is_shared) = (Bytes::ZERO, false);
     for &size in ram_sizes {
-        let fits = |run: &&(usize, &Run)| run.1.len() >= size.0 && run.1.kind != Kind::Unfit;
+        let fits =
+            |run: &&(usize, &MappingRun)| run.1.len() >= size.0 && run.1.kind != MappingKind::Unfit;
         let best = runs.iter().enumerate().collect::<Vec<_>>();
         let best = best
             .iter()
@@ -337,7 +339,7 @@ fn split(
         let index = best.ok_or(OverheadError::NoSuchMapping { pid, size })?;
         let ram = runs.swap_remove(index);
         guest = guest.plus(ram.private);
-        if ram.kind == Kind::Anonymous {
+        if ram.kind == MappingKind::Anonymous {
             pool = pool.plus(ram.shared);
         } else {
             guest = guest.plus(ram.shared);

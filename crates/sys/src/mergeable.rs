@@ -94,39 +94,39 @@ fn if_any(known: Result<Option<bool>, ProcError>) -> Result<Option<bool>, ProcEr
 /// Whether a process has mergeable memory, read through one thread; `None`: that has no memory.
 fn of_task(task: &Path) -> Result<Option<bool>, ProcError> {
     match by_stat(task)? {
-        Answer::Known(is_mergeable) => Ok(is_mergeable),
-        Answer::Unsaid => by_smaps(task),
+        KsmStat::Known(is_mergeable) => Ok(is_mergeable),
+        KsmStat::Unsaid => by_smaps(task),
     }
 }
 
 /// The content of `ksm_stat`.
-enum Answer {
+enum KsmStat {
     /// `None`: there is no memory.
     Known(Option<bool>),
     /// This kernel does not report it there.
     Unsaid,
 }
 
-fn by_stat(task: &Path) -> Result<Answer, ProcError> {
+fn by_stat(task: &Path) -> Result<KsmStat, ProcError> {
     let path = task.join("ksm_stat");
     let text = match crate::procfs::read(&path) {
         Ok(text) => text,
         // A kernel before 6.1, or without KSM; `smaps` shows whether the process exists.
-        Err(ProcError::Gone { .. }) => return Ok(Answer::Unsaid),
+        Err(ProcError::Gone { .. }) => return Ok(KsmStat::Unsaid),
         Err(error) => return Err(error),
     };
     parse_stat(&path, &text)
 }
 
-fn parse_stat(path: &Path, text: &str) -> Result<Answer, ProcError> {
+fn parse_stat(path: &Path, text: &str) -> Result<KsmStat, ProcError> {
     if text.is_empty() {
-        return Ok(Answer::Known(None));
+        return Ok(KsmStat::Known(None));
     }
     const FIELD: &str = "ksm_mergeable:";
     match text.lines().find_map(|line| line.strip_prefix(FIELD)).map(str::trim) {
-        None => Ok(Answer::Unsaid),
-        Some("yes") => Ok(Answer::Known(Some(true))),
-        Some("no") => Ok(Answer::Known(Some(false))),
+        None => Ok(KsmStat::Unsaid),
+        Some("yes") => Ok(KsmStat::Known(Some(true))),
+        Some("no") => Ok(KsmStat::Known(Some(false))),
         Some(other) => Err(ProcError::malformed(path, FIELD, other, "yes or no")),
     }
 }
@@ -167,7 +167,7 @@ mod tests {
     fn both() -> Vec<Option<bool>> {
         let task = PathBuf::from("/proc/self");
         let mut both = vec![by_smaps(&task).unwrap()];
-        if let Answer::Known(known) = by_stat(&task).unwrap() {
+        if let KsmStat::Known(known) = by_stat(&task).unwrap() {
             both.push(known);
         }
         both
@@ -235,6 +235,6 @@ mod tests {
     fn a_word_that_is_neither_yes_nor_no_is_no_answer() {
         let path = Path::new("ksm_stat");
         assert!(parse_stat(path, "ksm_merge_any: yes\nksm_mergeable: maybe\n").is_err());
-        assert!(matches!(parse_stat(path, "ksm_merge_any: yes\n"), Ok(Answer::Unsaid)));
+        assert!(matches!(parse_stat(path, "ksm_merge_any: yes\n"), Ok(KsmStat::Unsaid)));
     }
 }

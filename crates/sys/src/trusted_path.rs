@@ -33,7 +33,7 @@ const STICKY: RawMode = 0o1000;
 
 /// The reason why a path is not trusted, or leads nowhere.
 #[derive(Debug, thiserror::Error)]
-pub enum WayError {
+pub enum TrustedPathError {
     /// A directory of the path does not exist.
     #[error("the directory {} does not exist: make it", .0.display())]
     Missing(PathBuf),
@@ -77,7 +77,7 @@ pub enum WayError {
 
 /// A checked path to a file.
 #[derive(Debug)]
-pub struct Way {
+pub struct TrustedPath {
     /// The directory of the file.
     directory: OwnedFd,
     /// The directory's path, with links followed.
@@ -87,27 +87,28 @@ pub struct Way {
     found: Option<Stat>,
 }
 
-impl Way {
+impl TrustedPath {
     /// Walks an absolute path of a file, which need not exist.
     ///
     /// # Errors
     ///
     /// The reason why the path is not trusted, or leads nowhere.
-    pub fn walk(path: &Path) -> Result<Self, WayError> {
+    pub fn walk(path: &Path) -> Result<Self, TrustedPathError> {
         let mut names = names(path);
         if !path.is_absolute() || names.is_empty() {
-            return Err(WayError::NoFile(path.to_owned()));
+            return Err(TrustedPathError::NoFile(path.to_owned()));
         }
         let (mut at, mut shown) = root()?;
         let mut links = 0;
         while let Some(name) = names.pop_front() {
             let here = shown.join(&name);
-            let failed = |error: Errno| WayError::Io { path: here.clone(), error: error.into() };
+            let failed =
+                |error: Errno| TrustedPathError::Io { path: here.clone(), error: error.into() };
             let found = match statat(&at, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Err(Errno::NOENT) if names.is_empty() => {
                     return Ok(Self { directory: at, shown, name, found: None });
                 }
-                Err(Errno::NOENT) => return Err(WayError::Missing(here)),
+                Err(Errno::NOENT) => return Err(TrustedPathError::Missing(here)),
                 found => found.map_err(failed)?,
             };
             // In directories where others may make entries, theirs are not followed.
@@ -118,7 +119,7 @@ impl Way {
                 FileType::Symlink => {
                     links += 1;
                     if links > MOST_LINKS {
-                        return Err(WayError::Links(path.to_owned()));
+                        return Err(TrustedPathError::Links(path.to_owned()));
                     }
                     let target = readlinkat(&at, &name, Vec::new()).map_err(failed)?;
                     let target = PathBuf::from(OsStr::from_bytes(target.as_bytes()));
@@ -138,7 +139,7 @@ impl Way {
                 _ => return Ok(Self { directory: at, shown, name, found: Some(found) }),
             }
         }
-        Err(WayError::NoFile(path.to_owned()))
+        Err(TrustedPathError::NoFile(path.to_owned()))
     }
 
     /// The entry that was found; `None` if it did not exist.
@@ -180,7 +181,7 @@ impl Way {
         Ok(openat(&self.directory, &self.name, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// Removes the file that [`Way::create`] has made.
+    /// Removes the file that [`TrustedPath::create`] has made.
     ///
     /// # Errors
     ///
@@ -203,11 +204,12 @@ fn parent(path: &Path) -> PathBuf {
     path.parent().unwrap_or(path).to_owned()
 }
 
-fn root() -> Result<(OwnedFd, PathBuf), WayError> {
+fn root() -> Result<(OwnedFd, PathBuf), TrustedPathError> {
     let path = PathBuf::from("/");
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&path, flags, Mode::empty());
-    let root = opened.map_err(|error| WayError::Io { path: path.clone(), error: error.into() })?;
+    let root =
+        opened.map_err(|error| TrustedPathError::Io { path: path.clone(), error: error.into() })?;
     is_trusted(&root, &path)?;
     Ok((root, path))
 }
@@ -217,21 +219,21 @@ fn directory(at: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     openat(at, name, flags, Mode::empty())
 }
 
-fn is_ours(found: &Stat, path: &Path) -> Result<(), WayError> {
+fn is_ours(found: &Stat, path: &Path) -> Result<(), TrustedPathError> {
     let ours = [0, geteuid().as_raw()];
     if ours.contains(&found.st_uid) {
         return Ok(());
     }
-    Err(WayError::Foreign { path: path.to_owned(), owner: found.st_uid })
+    Err(TrustedPathError::Foreign { path: path.to_owned(), owner: found.st_uid })
 }
 
-fn is_trusted(directory: &OwnedFd, path: &Path) -> Result<(), WayError> {
+fn is_trusted(directory: &OwnedFd, path: &Path) -> Result<(), TrustedPathError> {
     let found = fstat(directory)
-        .map_err(|error| WayError::Io { path: path.to_owned(), error: error.into() })?;
+        .map_err(|error| TrustedPathError::Io { path: path.to_owned(), error: error.into() })?;
     is_ours(&found, path)?;
     let mode = found.st_mode & 0o7777;
     if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
-        return Err(WayError::Writable { path: path.to_owned(), mode });
+        return Err(TrustedPathError::Writable { path: path.to_owned(), mode });
     }
     Ok(())
 }
@@ -252,15 +254,15 @@ mod tests {
     fn a_file_is_found_made_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub").join("file");
-        let missing = Way::walk(&path).unwrap_err().to_string();
+        let missing = TrustedPath::walk(&path).unwrap_err().to_string();
         assert!(missing.contains("/sub does not exist"), "{missing}");
         fs::create_dir(dir.path().join("sub")).unwrap();
-        let way = Way::walk(&path).unwrap();
+        let way = TrustedPath::walk(&path).unwrap();
         assert!(way.found().is_none());
         way.create().unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         assert_eq!(way.create().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        let again = Way::walk(&dir.path().join("sub/../sub/./file")).unwrap();
+        let again = TrustedPath::walk(&dir.path().join("sub/../sub/./file")).unwrap();
         assert!(again.found().is_some() && again.open(OFlags::RDWR).is_ok());
         way.remove().unwrap();
         assert!(!path.exists());
@@ -272,16 +274,16 @@ mod tests {
         let (file, link) = (dir.path().join("file"), dir.path().join("link"));
         fs::write(&file, "right").unwrap();
         symlink("file", &link).unwrap();
-        let way = Way::walk(&link).unwrap();
+        let way = TrustedPath::walk(&link).unwrap();
         assert_eq!(io::read_to_string(way.open(OFlags::RDONLY).unwrap()).unwrap(), "right");
         // A link that is put there after the walk is not followed.
-        let way = Way::walk(&file).unwrap();
+        let way = TrustedPath::walk(&file).unwrap();
         fs::remove_file(&file).unwrap();
         symlink("/etc/passwd", &file).unwrap();
         assert!(way.open(OFlags::RDONLY).is_err());
         fs::remove_file(&file).unwrap();
         symlink("link", &file).unwrap();
-        assert!(matches!(Way::walk(&file), Err(WayError::Links(_))));
+        assert!(matches!(TrustedPath::walk(&file), Err(TrustedPathError::Links(_))));
     }
 
     #[test]
@@ -291,20 +293,23 @@ mod tests {
         fs::create_dir(&sub).unwrap();
         fs::write(sub.join("file"), "").unwrap();
         set_mode(&sub, 0o777);
-        let error = Way::walk(&sub.join("file")).unwrap_err().to_string();
+        let error = TrustedPath::walk(&sub.join("file")).unwrap_err().to_string();
         assert!(error.contains("/sub has mode 0777"), "{error}");
         set_mode(&sub, 0o1777);
-        assert!(Way::walk(&sub.join("file")).is_ok());
+        assert!(TrustedPath::walk(&sub.join("file")).is_ok());
         if geteuid().as_raw() != 0 {
             eprintln!("SKIPPED: only root can give files away");
             return;
         }
         chown(sub.join("file"), Some(65534), None).unwrap();
-        assert!(matches!(Way::walk(&sub.join("file")), Err(WayError::Foreign { .. })));
+        assert!(matches!(
+            TrustedPath::walk(&sub.join("file")),
+            Err(TrustedPathError::Foreign { .. })
+        ));
         set_mode(&sub, 0o755);
-        assert!(Way::walk(&sub.join("file")).is_ok());
+        assert!(TrustedPath::walk(&sub.join("file")).is_ok());
         chown(&sub, Some(65534), None).unwrap();
-        let error = Way::walk(&sub.join("file")).unwrap_err().to_string();
+        let error = TrustedPath::walk(&sub.join("file")).unwrap_err().to_string();
         assert!(error.contains("/sub belongs to user 65534"), "{error}");
     }
 }

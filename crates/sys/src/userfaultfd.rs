@@ -122,7 +122,7 @@ struct ProtectArg {
 
 /// A touch that waits to be served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fault {
+pub struct PageFault {
     /// The address of the touch.
     pub address: u64,
     /// It is a write to a [protected](Userfaultfd::protect) page; otherwise the page is missing.
@@ -372,7 +372,7 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's; `EAGAIN` if there are none.
     #[cfg_attr(feature = "faults", track_caller)]
-    pub fn read_faults(&self, faults: &mut [Fault; MAX_FAULTS]) -> Result<usize, Errno> {
+    pub fn read_faults(&self, faults: &mut [PageFault; MAX_FAULTS]) -> Result<usize, Errno> {
         let mut bytes = [0_u8; MAX_FAULTS * size_of::<Message>()];
         let read = || rustix::io::read(&self.fd, &mut bytes);
         let read = faults::call(Call::ReadFaults, NOWHERE, read)?;
@@ -384,7 +384,7 @@ impl Userfaultfd {
                 u64::from_ne_bytes(word)
             };
             if message[0] == EVENT_PAGEFAULT {
-                faults[count] = Fault {
+                faults[count] = PageFault {
                     address: field(std::mem::offset_of!(Message, address)),
                     is_protected: field(std::mem::offset_of!(Message, flags)) & FAULT_IS_PROTECTED
                         != 0,

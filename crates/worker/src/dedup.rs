@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 
 use model::dedup::Dedup as Merging;
 use model::{PagesPerMs, Reading};
-use pages::dedup::{Index, Known, Place};
+use pages::dedup::{ContentLocation, Index, KnownPages};
 use sys::meminfo::MemInfo;
 use sys::pool_file::{AdoptError, NAME_PREFIX};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
@@ -118,7 +118,7 @@ pub struct Dedup {
     /// The reason why there is no pool, and the time of the next attempt.
     no_store: Option<(Instant, String)>,
     /// The pages that are known before guests run.
-    known: Option<Known>,
+    known: Option<KnownPages>,
     /// The pages that sweeps may scan until a pass has had its share.
     for_sweeps: u32,
     /// The pid at which the search for the next VM to sweep starts.
@@ -192,7 +192,7 @@ impl Dedup {
     }
 
     /// Sets the known pages, which are looked for first from now on.
-    pub fn set_known(&mut self, known: Option<Known>) {
+    pub fn set_known(&mut self, known: Option<KnownPages>) {
         self.known = known;
         self.vms.values_mut().for_each(|vm| vm.sweep = Sweep::default());
     }
@@ -322,7 +322,7 @@ impl Dedup {
             let Ok(()) = store.file.read(slot, page) else { continue };
             let hash = (self.hash)(page, self.seed);
             if store.slots.set_hash(slot, hash) {
-                self.index.set(hash, Place::Pool(slot));
+                self.index.set(hash, ContentLocation::Pool(slot));
             }
         }
     }
@@ -419,7 +419,7 @@ impl Dedup {
     fn leave(&mut self, slot: u32) {
         let Some(store) = &mut self.store else { return };
         if let Some(hash) = store.slots.leave(slot) {
-            self.index.remove(hash, Place::Pool(slot));
+            self.index.remove(hash, ContentLocation::Pool(slot));
             // If this fails, a page of memory is wasted until the slot is used again.
             let _ = store.file.empty(slot);
         }

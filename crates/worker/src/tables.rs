@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use pages::dedup::Known;
+use pages::dedup::KnownPages;
 use pages::offline::{MOST_PAGES, RECORD_LEN, Sampling};
 
 use tables::offline;
@@ -26,7 +26,7 @@ type State = (u64, u64, (i64, i64), (i64, i64));
 type Named = Vec<(PathBuf, Option<State>)>;
 
 /// The files read, with their content; `None`: they have not changed.
-type Found = Option<(Named, Result<Option<(Known, u64)>, String>)>;
+type Found = Option<(Named, Result<Option<(KnownPages, u64)>, String>)>;
 
 /// The known pages of the guests.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl Tables {
     }
 
     /// The known pages, if they have changed. Never waits.
-    pub(super) fn changed(&mut self) -> Option<Option<Known>> {
+    pub(super) fn changed(&mut self) -> Option<Option<KnownPages>> {
         if let Some(reading) = self.reading.take_if(|reading| reading.is_finished()) {
             let found = reading.join().unwrap_or_else(|_| {
                 let why = "the thread that read them has failed".to_owned();
@@ -94,17 +94,17 @@ fn state(path: &Path) -> Option<State> {
 }
 
 /// Reads these files: the known pages, and their number.
-fn known(paths: &[PathBuf]) -> Result<Option<(Known, u64)>, String> {
+fn known(paths: &[PathBuf]) -> Result<Option<(KnownPages, u64)>, String> {
     let all: u64 = paths.iter().filter_map(|path| state(path)).map(|(_, len, ..)| len).sum();
     let most = usize::try_from(all).unwrap_or(usize::MAX) / RECORD_LEN;
-    let mut known: Option<Known> = None;
+    let mut known: Option<KnownPages> = None;
     let mut pages = 0;
     for path in paths {
         let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
         let bytes = offline::read(path).map_err(|error| error.to_string())?;
         let table = offline::parse(&bytes).map_err(|error| failed(&error))?;
         let sampling = table.sampling();
-        let known = known.get_or_insert_with(|| Known::new(sampling, most.min(MOST_PAGES)));
+        let known = known.get_or_insert_with(|| KnownPages::new(sampling, most.min(MOST_PAGES)));
         if known.sampling() != sampling {
             let [here, before] = [sampling, known.sampling()].map(Sampling::offsets);
             let why = format!("it is sampled at {here:?}, and the tables before it at {before:?}");
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     /// Waits until something has changed.
-    fn next(tables: &mut Tables) -> Option<Known> {
+    fn next(tables: &mut Tables) -> Option<KnownPages> {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
             if let Some(known) = tables.changed() {

@@ -14,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
+use super::{Change, SEAT_TTL, Snapshot, Still, Store, StoreError, WriterLease};
 
 /// The longest wait for a change.
 const QUIET: Duration = Duration::from_secs(10);
@@ -29,17 +29,17 @@ INSERT OR IGNORE INTO revision VALUES (1, 0);
 
 /// A store in a file of this host.
 pub struct Embedded {
-    state: Mutex<State>,
+    state: Mutex<EmbeddedState>,
     revision: watch::Sender<i64>,
 }
 
-struct State {
+struct EmbeddedState {
     connection: Connection,
-    seats: HashMap<String, Taken>,
+    seats: HashMap<String, LeaseTerm>,
     takings: i64,
 }
 
-struct Taken {
+struct LeaseTerm {
     number: i64,
     until: Instant,
 }
@@ -59,11 +59,11 @@ impl Embedded {
         connection.execute_batch(SHAPE).map_err(refused)?;
         let revision = connection.query_row("SELECT n FROM revision", [], |row| row.get(0));
         let revision = watch::Sender::new(revision.map_err(refused)?);
-        let state = State { connection, seats: HashMap::new(), takings: 0 };
+        let state = EmbeddedState { connection, seats: HashMap::new(), takings: 0 };
         Ok(Self { state: Mutex::new(state), revision })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EmbeddedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,7 +80,7 @@ impl Embedded {
 
     fn write_now(
         &self,
-        seat: &Seat,
+        seat: &WriterLease,
         still: &[Still],
         changes: &[Change],
     ) -> Result<(), StoreError> {
@@ -114,9 +114,9 @@ impl Embedded {
     }
 }
 
-impl State {
+impl EmbeddedState {
     /// The lease, if exactly this acquisition of it is still held.
-    fn seated(&mut self, seat: &Seat) -> Result<&mut Taken, StoreError> {
+    fn seated(&mut self, seat: &WriterLease) -> Result<&mut LeaseTerm, StoreError> {
         let now = Instant::now();
         let taken = self.seats.get_mut(&seat.key);
         let taken = taken.filter(|taken| taken.number == seat.number && taken.until > now);
@@ -142,7 +142,7 @@ impl Store for Embedded {
         &'a self,
         key: &'a str,
         _: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>> {
+    ) -> BoxFuture<'a, Result<Option<WriterLease>, StoreError>> {
         let mut state = self.state();
         let now = Instant::now();
         if state.seats.get(key).is_some_and(|taken| taken.until > now) {
@@ -150,16 +150,16 @@ impl Store for Embedded {
         }
         state.takings += 1;
         let number = state.takings;
-        state.seats.insert(key.to_owned(), Taken { number, until: now + SEAT_TTL });
-        Box::pin(ready(Ok(Some(Seat { key: key.to_owned(), number, lease: 0 }))))
+        state.seats.insert(key.to_owned(), LeaseTerm { number, until: now + SEAT_TTL });
+        Box::pin(ready(Ok(Some(WriterLease { key: key.to_owned(), number, lease: 0 }))))
     }
 
-    fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn stay<'a>(&'a self, seat: &'a WriterLease) -> BoxFuture<'a, Result<(), StoreError>> {
         let stays = self.state().seated(seat).map(|taken| taken.until = Instant::now() + SEAT_TTL);
         Box::pin(ready(stays))
     }
 
-    fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn rise(&self, seat: WriterLease) -> BoxFuture<'_, Result<(), StoreError>> {
         let mut state = self.state();
         if state.seated(&seat).is_ok() {
             state.seats.remove(&seat.key);
@@ -169,7 +169,7 @@ impl Store for Embedded {
 
     fn write<'a>(
         &'a self,
-        seat: &'a Seat,
+        seat: &'a WriterLease,
         still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {

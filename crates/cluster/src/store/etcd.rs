@@ -17,7 +17,7 @@ use model::words::plain;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::share::{Share, Verdict};
-use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
+use super::{Change, LIMIT, SEAT_TTL, Snapshot, Still, Store, StoreError, WriterLease};
 
 /// The number of keys requested first, and after each value that is too large. (A page may have
 /// 4 MiB, the client's limit, and a value 1.5, the server's.)
@@ -183,7 +183,7 @@ impl Etcd {
     }
 
     /// The condition that exactly this lease is still held.
-    fn is_taken(&self, seat: &Seat) -> Compare {
+    fn is_taken(&self, seat: &WriterLease) -> Compare {
         Compare::create_revision(self.full(&seat.key), CompareOp::Equal, seat.number)
     }
 }
@@ -276,7 +276,7 @@ impl Store for Etcd {
         &'a self,
         key: &'a str,
         who: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>> {
+    ) -> BoxFuture<'a, Result<Option<WriterLease>, StoreError>> {
         Box::pin(async move {
             let ttl = i64::try_from(SEAT_TTL.as_secs()).unwrap_or(i64::MAX);
             let lease = self.ask(|mut client| async move { client.lease_grant(ttl, None).await });
@@ -290,7 +290,7 @@ impl Store for Etcd {
             let taken = self.txn(all).await?;
             if taken.succeeded() {
                 let number = taken.header().map_or(0, |header| header.revision());
-                return Ok(Some(Seat { key: key.to_owned(), number, lease }));
+                return Ok(Some(WriterLease { key: key.to_owned(), number, lease }));
             }
             // An error does not matter: the lease expires by itself.
             let _ = self.revoke(lease).await;
@@ -298,7 +298,7 @@ impl Store for Etcd {
         })
     }
 
-    fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn stay<'a>(&'a self, seat: &'a WriterLease) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let lease = seat.lease;
             let kept = self.ask(|mut client| async move { client.lease_keep_alive(lease).await });
@@ -311,13 +311,13 @@ impl Store for Etcd {
         })
     }
 
-    fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn rise(&self, seat: WriterLease) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move { self.revoke(seat.lease).await })
     }
 
     fn write<'a>(
         &'a self,
-        seat: &'a Seat,
+        seat: &'a WriterLease,
         still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {

@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use model::Bytes;
-use pages::dedup::Known;
+use pages::dedup::KnownPages;
 use pages::offline::{TableRef, hash, overlap};
 
 use super::{Context, Scenario};
@@ -70,7 +70,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let systems = SYSTEMS.map(|codename| Debian::of_release(&cache, codename));
     let systems: Vec<Debian> = systems.into_iter().collect::<Result<_, _>>()?;
     let known = debian::code(&systems.iter().collect::<Vec<_>>())?;
-    let known = Known::of(&TableRef::parse(&known).map_err(std::io::Error::other)?);
+    let known = KnownPages::of(&TableRef::parse(&known).map_err(std::io::Error::other)?);
     let fleet = |name: &str, systems: [&Debian; SYSTEMS.len()]| {
         context.say(&format!("six guests on {name} ..."));
         fleet(context, systems, &known)
@@ -90,7 +90,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn fleet(
     context: &Context,
     systems: [&Debian; SYSTEMS.len()],
-    known: &Known,
+    known: &KnownPages,
 ) -> Result<Vec<Guest>, LabError> {
     let guest = |number: usize| {
         let (name, work) = PROGRAMS[number % PROGRAMS.len()];

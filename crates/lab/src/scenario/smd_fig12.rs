@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use pages::dedup::{Index, Known, Place};
+use pages::dedup::{ContentLocation, Index, KnownPages};
 use pages::offline::{Sampled, Sampling, hash};
 use serde_json::json;
 
@@ -163,7 +163,7 @@ fn course(
         if pids.len() == GUESTS.len() {
             merging = Some(match way {
                 Way::Static => {
-                    At::Ours(Merger::start_knowing(&pids, Some(RATE), Known::of(&table))?)
+                    At::Ours(Merger::start_knowing(&pids, Some(RATE), KnownPages::of(&table))?)
                 }
                 Way::Dynamic => At::Ours(Merger::start(&pids, Some(RATE), None)?),
                 Way::Kernel => At::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
@@ -263,16 +263,16 @@ fn with_index(seen: &[GuestPage]) -> Comparisons {
         let short = hash(&page.content) as u64;
         match index.meet(short, number) {
             None => {}
-            Some(Place::Pool(slot)) => {
+            Some(ContentLocation::Pool(slot)) => {
                 counted.compare(&page.content[..], &slots[slot as usize].content[..]);
             }
-            Some(Place::Guest(twin)) => {
+            Some(ContentLocation::Guest(twin)) => {
                 let twin = &seen[twin as usize];
                 let order = counted.compare(&page.content[..], &twin.content[..]);
                 if order == std::cmp::Ordering::Equal {
                     let slot = u32::try_from(slots.len()).unwrap_or(u32::MAX);
                     slots.push(page);
-                    index.set(short, Place::Pool(slot));
+                    index.set(short, ContentLocation::Pool(slot));
                     counted.compare(&page.content[..], &page.content[..]);
                     counted.compare(&twin.content[..], &page.content[..]);
                 }

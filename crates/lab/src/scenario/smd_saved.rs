@@ -13,7 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-use pages::dedup::Known;
+use pages::dedup::KnownPages;
 
 use super::dedup_vs_ksm::anonymous_mib;
 use super::{Context, Scenario};
@@ -120,7 +120,7 @@ fn course(
     let began = Instant::now();
     let at = match way {
         Way::Ours => {
-            At::Ours(Merger::start_knowing(&pids, Some(RATE), Known::of(&programs.table()?))?)
+            At::Ours(Merger::start_knowing(&pids, Some(RATE), KnownPages::of(&programs.table()?))?)
         }
         Way::Kernel => At::Kernel(Ksm::start(ksm::FAST)?),
         Way::Nobody => At::Nobody,

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use super::{
     DEFAULT_STATE, Fault,
     draft::{Draft, GroupDraft, LimitsDraft, OverloadDraft, VmDraft},
-    table::{At, Place, printable, too_long},
+    table::{Located, SourceLocation, printable, too_long},
 };
 use crate::{
     Bytes, ColdSpec, GroupSpec, NamePattern, OverloadSpec, Policy, Spec, VmName,
@@ -137,7 +137,7 @@ fn overload(draft: &OverloadDraft, faults: &mut Vec<Fault>) -> OverloadSpec {
     }
 }
 
-fn absolute(key: &str, at: &At<String>, faults: &mut Vec<Fault>) {
+fn absolute(key: &str, at: &Located<String>, faults: &mut Vec<Fault>) {
     if !at.value.starts_with('/') {
         let text = printable(&at.value);
         faults.push(
@@ -146,7 +146,7 @@ fn absolute(key: &str, at: &At<String>, faults: &mut Vec<Fault>) {
     }
 }
 
-fn path(key: &str, at: Option<&At<String>>, faults: &mut Vec<Fault>) -> Option<PathBuf> {
+fn path(key: &str, at: Option<&Located<String>>, faults: &mut Vec<Fault>) -> Option<PathBuf> {
     let at = at?;
     absolute(key, at, faults);
     Some(PathBuf::from(&at.value))
@@ -179,7 +179,8 @@ fn glob_matches(glob: &str, path: &str) -> bool {
 /// Checks `min ≤ base ≤ max` for the written values: of one table, or of a VM and its group
 /// together.
 fn ordered(own: &LimitsDraft, group: Option<&LimitsDraft>, faults: &mut Vec<Fault>) {
-    let written = |own: &Option<At<Bytes>>, of_group: fn(&LimitsDraft) -> &Option<At<Bytes>>| {
+    let written = |own: &Option<Located<Bytes>>,
+                   of_group: fn(&LimitsDraft) -> &Option<Located<Bytes>>| {
         let inherited = || group.and_then(|g| of_group(g).clone()).map(|at| (at, false));
         own.clone().map(|at| (at, true)).or_else(inherited)
     };
@@ -200,7 +201,7 @@ fn ordered(own: &LimitsDraft, group: Option<&LimitsDraft>, faults: &mut Vec<Faul
             continue;
         }
         let place = if *low_own { &low.place } else { &high.place };
-        let from = |at: &At<Bytes>, is_own: bool| {
+        let from = |at: &Located<Bytes>, is_own: bool| {
             if is_own {
                 String::new()
             } else {
@@ -219,9 +220,9 @@ fn ordered(own: &LimitsDraft, group: Option<&LimitsDraft>, faults: &mut Vec<Faul
 
 /// Checks that no VM can belong to two groups.
 fn patterns(draft: &Draft, faults: &mut Vec<Fault>) {
-    let mut earlier: Vec<(&str, NamePattern, &Place)> = Vec::new();
+    let mut earlier: Vec<(&str, NamePattern, &SourceLocation)> = Vec::new();
     for (group, group_draft) in &draft.groups {
-        let mut own: BTreeMap<NamePattern, &Place> = BTreeMap::new();
+        let mut own: BTreeMap<NamePattern, &SourceLocation> = BTreeMap::new();
         for at in group_draft.vms.iter().flat_map(|list| &list.value) {
             let text = printable(&at.value);
             if let Some(wrong) = too_long(&at.value) {
@@ -274,7 +275,7 @@ fn group_of<'d>(vm: &str, draft: &'d Draft) -> Option<(&'d String, &'d GroupDraf
 
 /// A user that two groups name does not distinguish their VMs.
 fn no_user_of_two_groups(draft: &Draft, faults: &mut Vec<Fault>) {
-    let mut known: BTreeMap<&str, (&str, &Place)> = BTreeMap::new();
+    let mut known: BTreeMap<&str, (&str, &SourceLocation)> = BTreeMap::new();
     for (name, group) in &draft.groups {
         for user in group.users.iter().flat_map(|list| &list.value) {
             match known.get(user.value.as_str()) {
@@ -381,7 +382,7 @@ impl From<VmDraft> for VmSpec {
 
 impl From<LimitsDraft> for LimitsSpec {
     fn from(draft: LimitsDraft) -> Self {
-        let value = |at: Option<At<Bytes>>| at.map(|at| at.value);
+        let value = |at: Option<Located<Bytes>>| at.map(|at| at.value);
         Self { min: value(draft.min), base: value(draft.base), max: value(draft.max) }
     }
 }

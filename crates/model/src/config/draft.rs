@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::table::{At, Place, Table};
+use super::table::{Located, SourceLocation, TableReader};
 use crate::{
     AttachSpec, Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy,
     TrackingBudget,
@@ -17,18 +17,18 @@ const ATTACH: [(&str, AttachSpec); 2] = [("on", AttachSpec::On), ("off", AttachS
 /// The merged content.
 #[derive(Default)]
 pub(super) struct Draft {
-    pub(super) reserve: Option<At<Bytes>>,
-    pub(super) qmp: Option<At<Vec<At<String>>>>,
-    pub(super) state: Option<At<String>>,
+    pub(super) reserve: Option<Located<Bytes>>,
+    pub(super) qmp: Option<Located<Vec<Located<String>>>>,
+    pub(super) state: Option<Located<String>>,
     pub(super) ksm: Option<KsmSpec>,
     pub(super) attach: Option<AttachSpec>,
     pub(super) balloon: Option<Mode>,
-    pub(super) socket: Option<At<String>>,
-    pub(super) tcp: Option<At<String>>,
-    pub(super) token_file: Option<At<String>>,
+    pub(super) socket: Option<Located<String>>,
+    pub(super) tcp: Option<Located<String>>,
+    pub(super) token_file: Option<Located<String>>,
     /// The places of `tcp` and `token_file`, even if their values are faulty.
-    pub(super) tcp_place: Option<Place>,
-    pub(super) token_place: Option<Place>,
+    pub(super) tcp_place: Option<SourceLocation>,
+    pub(super) token_place: Option<SourceLocation>,
     pub(super) overload: OverloadDraft,
     pub(super) pool: Option<PoolDraft>,
     pub(super) groups: BTreeMap<String, GroupDraft>,
@@ -44,21 +44,21 @@ pub(super) struct OverloadDraft {
     pub(super) window: Option<u32>,
     pub(super) sustained: Option<u32>,
     /// The place of `window` or `sustained`.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<SourceLocation>,
 }
 
 /// `[pool]`.
 pub(super) struct PoolDraft {
-    pub(super) place: Place,
-    pub(super) name: Option<At<String>>,
-    pub(super) host: Option<At<String>>,
-    pub(super) etcd: Option<At<Vec<At<String>>>>,
-    pub(super) tls: Option<At<String>>,
+    pub(super) place: SourceLocation,
+    pub(super) name: Option<Located<String>>,
+    pub(super) host: Option<Located<String>>,
+    pub(super) etcd: Option<Located<Vec<Located<String>>>>,
+    pub(super) tls: Option<Located<String>>,
     pub(super) insecure: Option<bool>,
-    pub(super) address: Option<At<String>>,
-    pub(super) incoming: Option<At<String>>,
-    pub(super) movable: Option<At<Vec<At<String>>>>,
-    pub(super) bandwidth: Option<At<Bytes>>,
+    pub(super) address: Option<Located<String>>,
+    pub(super) incoming: Option<Located<String>>,
+    pub(super) movable: Option<Located<Vec<Located<String>>>>,
+    pub(super) bandwidth: Option<Located<Bytes>>,
     pub(super) downtime_ms: Option<u32>,
     pub(super) precopy_s: Option<u32>,
     pub(super) rest_s: Option<u32>,
@@ -68,15 +68,15 @@ pub(super) struct PoolDraft {
 
 /// One `[group.*]`.
 pub(super) struct GroupDraft {
-    pub(super) place: Place,
+    pub(super) place: SourceLocation,
     pub(super) policy: Option<Policy>,
-    pub(super) vms: Option<At<Vec<At<String>>>>,
-    pub(super) users: Option<At<Vec<At<String>>>>,
-    pub(super) budget: Option<At<Bytes>>,
+    pub(super) vms: Option<Located<Vec<Located<String>>>>,
+    pub(super) users: Option<Located<Vec<Located<String>>>>,
+    pub(super) budget: Option<Located<Bytes>>,
     pub(super) tracking: Option<TrackingBudget>,
     pub(super) attach: Option<AttachSpec>,
     pub(super) dedup: Option<DedupSpec>,
-    pub(super) tables: Option<At<Vec<At<String>>>>,
+    pub(super) tables: Option<Located<Vec<Located<String>>>>,
     pub(super) free_pages: Option<FreePagesSpec>,
     pub(super) cold: Option<ColdSpec>,
     pub(super) lend: Option<bool>,
@@ -85,7 +85,7 @@ pub(super) struct GroupDraft {
 
 /// One `[vm.*]`.
 pub(super) struct VmDraft {
-    pub(super) place: Place,
+    pub(super) place: SourceLocation,
     pub(super) limits: LimitsDraft,
     pub(super) swap: Option<bool>,
     pub(super) weight: Option<u32>,
@@ -94,12 +94,12 @@ pub(super) struct VmDraft {
 
 /// One `[disk.*]`.
 pub(super) struct DiskDraft {
-    pub(super) place: Place,
-    pub(super) vm: Option<At<String>>,
-    pub(super) file: Option<At<String>>,
-    pub(super) size: Option<At<Bytes>>,
-    pub(super) repositories: Option<At<Vec<At<String>>>>,
-    pub(super) tls: Option<At<String>>,
+    pub(super) place: SourceLocation,
+    pub(super) vm: Option<Located<String>>,
+    pub(super) file: Option<Located<String>>,
+    pub(super) size: Option<Located<Bytes>>,
+    pub(super) repositories: Option<Located<Vec<Located<String>>>>,
+    pub(super) tls: Option<Located<String>>,
     pub(super) cache: Option<bool>,
     pub(super) shared: Option<u32>,
     pub(super) read_delay_us: Option<u32>,
@@ -110,9 +110,9 @@ pub(super) struct DiskDraft {
 /// `min`, `base` and `max`.
 #[derive(Clone, Default)]
 pub(super) struct LimitsDraft {
-    pub(super) min: Option<At<Bytes>>,
-    pub(super) base: Option<At<Bytes>>,
-    pub(super) max: Option<At<Bytes>>,
+    pub(super) min: Option<Located<Bytes>>,
+    pub(super) base: Option<Located<Bytes>>,
+    pub(super) max: Option<Located<Bytes>>,
 }
 
 /// Replaces `old` where the file sets a value.
@@ -124,7 +124,7 @@ fn set<T>(old: &mut Option<T>, new: Option<T>) {
 
 impl Draft {
     /// Adds one more file, which overrides those before it.
-    pub(super) fn apply(&mut self, file: &Table<'_>) {
+    pub(super) fn apply(&mut self, file: &TableReader<'_>) {
         if let Some(host) = file.table("host") {
             set(&mut self.reserve, host.size("reserve"));
             set(&mut self.qmp, host.texts("qmp"));
@@ -167,7 +167,7 @@ impl Draft {
 }
 
 impl OverloadDraft {
-    fn apply(&mut self, table: &Table<'_>) {
+    fn apply(&mut self, table: &TableReader<'_>) {
         set(&mut self.interval_s, table.count("interval_s", &OverloadSpec::INTERVALS_S));
         set(&mut self.pages_per_s, table.count("pages_per_s", &OverloadSpec::RATES));
         set(&mut self.window, table.count("window", &OverloadSpec::WINDOWS));
@@ -182,7 +182,7 @@ impl PoolDraft {
     /// The required keys: without them, a host is in no pool.
     pub(super) const NEEDED: [&'static str; 2] = ["host", "etcd"];
 
-    fn new(table: &Table<'_>) -> Self {
+    fn new(table: &TableReader<'_>) -> Self {
         Self {
             place: table.place(),
             name: None,
@@ -201,7 +201,7 @@ impl PoolDraft {
         }
     }
 
-    fn apply(&mut self, table: &Table<'_>) {
+    fn apply(&mut self, table: &TableReader<'_>) {
         set(&mut self.name, table.text("name"));
         set(&mut self.host, table.text("host"));
         set(&mut self.etcd, table.texts("etcd"));
@@ -220,7 +220,7 @@ impl PoolDraft {
 }
 
 impl GroupDraft {
-    fn new(table: &Table<'_>) -> Self {
+    fn new(table: &TableReader<'_>) -> Self {
         Self {
             place: table.place(),
             policy: None,
@@ -238,7 +238,7 @@ impl GroupDraft {
         }
     }
 
-    fn apply(&mut self, table: &Table<'_>) {
+    fn apply(&mut self, table: &TableReader<'_>) {
         let policies = Policy::ALL.map(|policy| (policy.name(), policy));
         set(&mut self.policy, table.choice("policy", &policies));
         set(&mut self.vms, table.texts("vms"));
@@ -258,7 +258,7 @@ impl GroupDraft {
 }
 
 impl VmDraft {
-    fn new(table: &Table<'_>) -> Self {
+    fn new(table: &TableReader<'_>) -> Self {
         Self {
             place: table.place(),
             limits: LimitsDraft::default(),
@@ -268,7 +268,7 @@ impl VmDraft {
         }
     }
 
-    fn apply(&mut self, table: &Table<'_>) {
+    fn apply(&mut self, table: &TableReader<'_>) {
         self.limits.apply(table);
         set(&mut self.swap, table.flag("swap"));
         set(&mut self.weight, table.count("weight", &ShareSpec::WEIGHTS));
@@ -281,7 +281,7 @@ impl DiskDraft {
     /// The required keys: without them, there is no disk.
     pub(super) const NEEDED: [&'static str; 3] = ["vm", "file", "size"];
 
-    fn new(table: &Table<'_>) -> Self {
+    fn new(table: &TableReader<'_>) -> Self {
         Self {
             place: table.place(),
             vm: None,
@@ -296,7 +296,7 @@ impl DiskDraft {
         }
     }
 
-    fn apply(&mut self, table: &Table<'_>) {
+    fn apply(&mut self, table: &TableReader<'_>) {
         set(&mut self.vm, table.text("vm"));
         set(&mut self.file, table.text("file"));
         set(&mut self.size, table.size("size"));
@@ -311,7 +311,7 @@ impl DiskDraft {
 }
 
 impl LimitsDraft {
-    fn apply(&mut self, table: &Table<'_>) {
+    fn apply(&mut self, table: &TableReader<'_>) {
         set(&mut self.min, table.size("min"));
         set(&mut self.base, table.size("base"));
         set(&mut self.max, table.size("max"));

@@ -21,12 +21,12 @@ use crate::{Bytes, ColdSpec, DedupSpec, PagesPerMs, TrackingBudget};
 
 /// The place of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SourceLocation {
     pub(super) file: Arc<str>,
     pub(super) line: usize,
 }
 
-impl Place {
+impl SourceLocation {
     /// A fault at this place.
     pub(super) fn fault(&self, message: impl Into<String>) -> Fault {
         Fault { file: self.file.to_string(), line: Some(self.line), message: message.into() }
@@ -35,9 +35,9 @@ impl Place {
 
 /// A value with its place.
 #[derive(Clone, Debug)]
-pub(super) struct At<T> {
+pub(super) struct Located<T> {
     pub(super) value: T,
-    pub(super) place: Place,
+    pub(super) place: SourceLocation,
 }
 
 /// One file: turns byte offsets into lines and collects the file's faults.
@@ -74,9 +74,9 @@ impl<'a> Source<'a> {
         self.faults.into_inner()
     }
 
-    fn place(&self, span: &Range<usize>) -> Place {
+    fn place(&self, span: &Range<usize>) -> SourceLocation {
         let line = self.line_starts.partition_point(|start| *start <= span.start);
-        Place { file: self.name.clone(), line }
+        SourceLocation { file: self.name.clone(), line }
     }
 
     fn fault(&self, span: &Range<usize>, message: impl Into<String>) {
@@ -84,28 +84,33 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A table that is being read. [`Table::finish`] reports the keys that no reader asked for.
-pub(super) struct Table<'a> {
+/// A table that is being read. [`TableReader::finish`] reports the keys that no reader asked for.
+pub(super) struct TableReader<'a> {
     source: &'a Source<'a>,
     /// The title as a person would write it: `[group.web]`; empty for the file's top level.
     title: String,
     entries: &'a DeTable<'a>,
-    place: Place,
+    place: SourceLocation,
     asked: RefCell<BTreeSet<&'static str>>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> TableReader<'a> {
     /// The top level of a file.
     pub(super) fn root(source: &'a Source<'a>, entries: &'a DeTable<'a>) -> Self {
         Self::new(source, String::new(), entries, source.place(&(0..0)))
     }
 
-    fn new(source: &'a Source<'a>, title: String, entries: &'a DeTable<'a>, place: Place) -> Self {
+    fn new(
+        source: &'a Source<'a>,
+        title: String,
+        entries: &'a DeTable<'a>,
+        place: SourceLocation,
+    ) -> Self {
         Self { source, title, entries, place, asked: RefCell::default() }
     }
 
     /// The place of the table.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> SourceLocation {
         self.place.clone()
     }
 
@@ -115,12 +120,12 @@ impl<'a> Table<'a> {
     }
 
     /// The place of `key`, whether its value is right or not.
-    pub(super) fn place_of(&self, key: &'static str) -> Option<Place> {
+    pub(super) fn place_of(&self, key: &'static str) -> Option<SourceLocation> {
         self.get(key).map(|value| self.source.place(&value.span()))
     }
 
-    fn at<T>(&self, value: &Spanned<DeValue<'_>>, read: T) -> At<T> {
-        At { value: read, place: self.source.place(&value.span()) }
+    fn at<T>(&self, value: &Spanned<DeValue<'_>>, read: T) -> Located<T> {
+        Located { value: read, place: self.source.place(&value.span()) }
     }
 
     fn wrong_type(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
@@ -129,7 +134,7 @@ impl<'a> Table<'a> {
     }
 
     /// A size above zero, with its unit.
-    pub(super) fn size(&self, key: &'static str) -> Option<At<Bytes>> {
+    pub(super) fn size(&self, key: &'static str) -> Option<Located<Bytes>> {
         let value = self.get(key)?;
         let text = match value.get_ref() {
             DeValue::String(text) => text.to_string(),
@@ -155,11 +160,11 @@ impl<'a> Table<'a> {
     }
 
     /// A text that is not empty and has no control characters.
-    pub(super) fn text(&self, key: &'static str) -> Option<At<String>> {
+    pub(super) fn text(&self, key: &'static str) -> Option<Located<String>> {
         self.text_of(key, self.get(key)?)
     }
 
-    fn text_of(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
+    fn text_of(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Located<String>> {
         let DeValue::String(text) = value.get_ref() else {
             self.wrong_type(key, value, "a text in quotes");
             return None;
@@ -182,7 +187,7 @@ impl<'a> Table<'a> {
     }
 
     /// A list of at least one text; empty when the list is faulty.
-    pub(super) fn texts(&self, key: &'static str) -> Option<At<Vec<At<String>>>> {
+    pub(super) fn texts(&self, key: &'static str) -> Option<Located<Vec<Located<String>>>> {
         let value = self.get(key)?;
         let DeValue::Array(items) = value.get_ref() else {
             self.wrong_type(key, value, "a list of texts such as [\"web-*\"]");
@@ -198,7 +203,7 @@ impl<'a> Table<'a> {
 
     /// Users, each by name or number: one, or a list of at least one; empty when the value is
     /// faulty.
-    pub(super) fn users(&self, key: &'static str) -> Option<At<Vec<At<String>>>> {
+    pub(super) fn users(&self, key: &'static str) -> Option<Located<Vec<Located<String>>>> {
         let value = self.get(key)?;
         let items = match value.get_ref() {
             DeValue::Array(items) => items.iter().collect(),
@@ -212,7 +217,7 @@ impl<'a> Table<'a> {
         Some(self.at(value, whole))
     }
 
-    fn user(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
+    fn user(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Located<String>> {
         match value.get_ref() {
             DeValue::String(_) => self.text_of(key, value),
             DeValue::Integer(number) if number.radix() == 10 => {
@@ -343,18 +348,18 @@ impl<'a> Table<'a> {
     }
 
     /// The table `[key]`.
-    pub(super) fn table(&self, key: &'static str) -> Option<Table<'a>> {
+    pub(super) fn table(&self, key: &'static str) -> Option<TableReader<'a>> {
         let value = self.get(key)?;
         let DeValue::Table(entries) = value.get_ref() else {
             self.wrong_type(key, value, "a table");
             return None;
         };
         let place = self.source.place(&value.span());
-        Some(Table::new(self.source, format!("[{key}]"), entries, place))
+        Some(TableReader::new(self.source, format!("[{key}]"), entries, place))
     }
 
     /// The tables `[key.*]`, by name. Invalid names are noted as faults and left out.
-    pub(super) fn named_tables(&self, key: &'static str) -> Vec<(String, Table<'a>)> {
+    pub(super) fn named_tables(&self, key: &'static str) -> Vec<(String, TableReader<'a>)> {
         let Some(outer) = self.table(key) else {
             return Vec::new();
         };
@@ -374,7 +379,7 @@ impl<'a> Table<'a> {
                 continue;
             }
             let place = self.source.place(&name.span());
-            let table = Table::new(self.source, title, entries, place);
+            let table = TableReader::new(self.source, title, entries, place);
             tables.push((name.get_ref().to_string(), table));
         }
         tables

@@ -1,10 +1,10 @@
 //! The files of disks: finds, creates and allocates them.
 //!
 //! A swap disk holds a guest's memory, so only its owner may read it, and only root may control
-//! its path ([`Way`]). It is opened once; the process that serves it gets the descriptor. It is
-//! fully allocated, so that a full file system is detected now and not at a guest's write. It is
-//! only allocated if enough space remains for others; a disk that cannot be completed is removed
-//! again.
+//! its path ([`TrustedPath`]). It is opened once; the process that serves it gets the descriptor.
+//! It is fully allocated, so that a full file system is detected now and not at a guest's write.
+//! It is only allocated if enough space remains for others; a disk that cannot be completed is
+//! removed again.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use model::Bytes;
 use model::spec::DiskSpec;
 use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom, Stat, fallocate, fstatvfs, seek};
-use sys::trusted_path::{Way, WayError};
+use sys::trusted_path::{TrustedPath, TrustedPathError};
 
 /// Space that stays free on a file system, in percent of it, and its maximum: others write there,
 /// too.
@@ -31,7 +31,7 @@ const BLOCK: u64 = 512;
 pub enum FileError {
     /// Its path cannot be used.
     #[error(transparent)]
-    Way(#[from] WayError),
+    Way(#[from] TrustedPathError),
     /// It is neither a file nor a block device.
     #[error("{} is neither a file nor a block device", .0.display())]
     Kind(PathBuf),
@@ -99,7 +99,7 @@ pub(super) struct Takes {
 /// served even if there is not enough space.
 pub(super) fn open(spec: &DiskSpec) -> Result<Ready, FileError> {
     let failed = |error: io::Error| FileError::Io { path: spec.file.clone(), error };
-    let way = Way::walk(&spec.file)?;
+    let way = TrustedPath::walk(&spec.file)?;
     let takes = room(&way, spec)?;
     let has_room = takes.leaves_enough(spec, Bytes::ZERO);
     let mut news = Vec::new();
@@ -145,11 +145,11 @@ pub(super) fn open(spec: &DiskSpec) -> Result<Ready, FileError> {
 
 /// The space that [`open`] would take; nothing changes.
 pub(super) fn look(spec: &DiskSpec) -> Result<Takes, FileError> {
-    let way = Way::walk(&spec.file)?;
+    let way = TrustedPath::walk(&spec.file)?;
     room(&way, spec)
 }
 
-fn room(way: &Way, spec: &DiskSpec) -> Result<Takes, FileError> {
+fn room(way: &TrustedPath, spec: &DiskSpec) -> Result<Takes, FileError> {
     let failed = |error: io::Error| FileError::Io { path: spec.file.clone(), error };
     let directory = way.directory_handle();
     let takes = |device, lacks: u64, was_there| {

@@ -10,7 +10,7 @@ mod secured;
 
 use model::{Bytes, Millis, words};
 use policy::handover::{
-    self, Seen, SourceDeed, SourceQemu, SourceStep, TargetDeed, TargetQemu, TargetStep,
+    self, IntentView, SourceDeed, SourceQemu, SourceStep, TargetDeed, TargetQemu, TargetStep,
 };
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ pub enum Turn<Step> {
 pub async fn source_turn(
     client: &mut Client,
     generation: u64,
-    seen: Seen<'_>,
+    seen: IntentView<'_>,
     limits: Limits,
     secured: Option<&Secured>,
 ) -> Result<Turn<SourceStep>, QmpError> {
@@ -77,7 +77,7 @@ pub async fn source_turn(
 
 /// Takes the source's turn without a connection: its QEMU has ended, or was not found yet.
 #[must_use]
-pub fn source_turn_without(qemu: &SourceQemu, seen: Seen<'_>) -> Turn<SourceStep> {
+pub fn source_turn_without(qemu: &SourceQemu, seen: IntentView<'_>) -> Turn<SourceStep> {
     match handover::source(seen, qemu) {
         SourceDeed::Write(step) => Turn::Write(step),
         SourceDeed::Nothing => Turn::Over,
@@ -95,7 +95,7 @@ pub fn source_turn_without(qemu: &SourceQemu, seen: Seen<'_>) -> Turn<SourceStep
 pub async fn target_turn(
     client: &mut Client,
     is_ours: bool,
-    seen: Seen<'_>,
+    seen: IntentView<'_>,
     address: &str,
     secured: Option<&Secured>,
 ) -> Result<Turn<TargetStep>, QmpError> {
@@ -116,7 +116,7 @@ pub async fn target_turn(
 
 /// Takes the target's turn without a connection: its QEMU has ended, or was not started yet.
 #[must_use]
-pub fn target_turn_without(qemu: &TargetQemu, seen: Seen<'_>) -> Turn<TargetStep> {
+pub fn target_turn_without(qemu: &TargetQemu, seen: IntentView<'_>) -> Turn<TargetStep> {
     match handover::target(seen, qemu) {
         TargetDeed::Write(step) => Turn::Write(step),
         TargetDeed::Start => Turn::Launch,

@@ -1,12 +1,12 @@
 //! A turn of a migration that a VM's own task takes, and its result.
 
-use policy::handover::{Seen, SourceStep, TargetStep};
+use policy::handover::{IntentView, SourceStep, TargetStep};
 use tokio::sync::oneshot;
 
 use super::migration::{Limits, Secured, Turn, source_turn, target_turn};
 use super::qmp::{Client, QmpError};
 
-/// A host's knowledge about an intent when it takes a turn: [`Seen`], owned by the task.
+/// A host's knowledge about an intent when it takes a turn: [`IntentView`], owned by the task.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// The incarnation of the VM for which the host's own step was written.
@@ -26,10 +26,10 @@ pub struct Known {
 impl Known {
     /// The same, borrowed.
     #[must_use]
-    pub fn seen(&self) -> Seen<'_> {
+    pub fn seen(&self) -> IntentView<'_> {
         let (source, target) = (self.source.as_ref(), self.target.as_ref());
         let (is_late, is_alone) = (self.is_late, self.is_alone);
-        Seen { source, target, is_late, is_alone, bar: self.bar.as_deref() }
+        IntentView { source, target, is_late, is_alone, bar: self.bar.as_deref() }
     }
 }
 

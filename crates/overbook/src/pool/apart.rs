@@ -20,7 +20,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::store::{Change, Seat, Snapshot, Still, Store, StoreError};
+use cluster::store::{Change, Snapshot, Still, Store, StoreError, WriterLease};
 use futures_util::future::BoxFuture;
 use model::spec::PoolSpec;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -52,16 +52,16 @@ enum Question {
     Read { prefix: String },
     Changed { prefix: String, since: i64 },
     Sit { key: String, who: String },
-    Stay { seat: Seat },
-    Rise { seat: Seat },
-    Write { seat: Seat, still: Vec<Still>, changes: Vec<Change> },
+    Stay { seat: WriterLease },
+    Rise { seat: WriterLease },
+    Write { seat: WriterLease, still: Vec<Still>, changes: Vec<Change> },
 }
 
 /// The answer to a question.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Read(Snapshot),
-    Sat(Option<Seat>),
+    Sat(Option<WriterLease>),
     Done,
 }
 
@@ -122,7 +122,7 @@ impl Store for Apart {
         &'a self,
         key: &'a str,
         who: &'a str,
-    ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>> {
+    ) -> BoxFuture<'a, Result<Option<WriterLease>, StoreError>> {
         Box::pin(async move {
             let (key, who) = (key.to_owned(), who.to_owned());
             match self.ask(Question::Sit { key, who }).await? {
@@ -132,17 +132,17 @@ impl Store for Apart {
         })
     }
 
-    fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn stay<'a>(&'a self, seat: &'a WriterLease) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(self.done(Question::Stay { seat: seat.clone() }))
     }
 
-    fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn rise(&self, seat: WriterLease) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.done(Question::Rise { seat }))
     }
 
     fn write<'a>(
         &'a self,
-        seat: &'a Seat,
+        seat: &'a WriterLease,
         still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::records::{self, Records};
-use cluster::store::{Change, Seat, Store, StoreError};
+use cluster::store::{Change, Store, StoreError, WriterLease};
 use model::cluster::Intent;
 use model::{Millis, Time, VmName};
 use policy::cluster::{ClusterMemory, decide};
@@ -26,7 +26,7 @@ const STAY: Duration = Duration::from_secs(3);
 pub struct Controller {
     store: Arc<dyn Store>,
     who: String,
-    seat: Option<(Seat, Instant)>,
+    seat: Option<(WriterLease, Instant)>,
     rest: Millis,
     memory: ClusterMemory,
     /// The time at which each intent was first seen, by VM and generation.
@@ -101,7 +101,7 @@ impl Controller {
     }
 
     /// The lease, if this controller holds it.
-    async fn sit(&mut self, say: &impl Fn(&str)) -> Result<Option<Seat>, StoreError> {
+    async fn sit(&mut self, say: &impl Fn(&str)) -> Result<Option<WriterLease>, StoreError> {
         if let Some((seat, stayed)) = &mut self.seat {
             if stayed.elapsed() >= STAY {
                 self.store.stay(seat).await?;

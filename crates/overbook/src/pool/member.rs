@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::records::{self, Records, Written};
-use cluster::store::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
+use cluster::store::{Change, SEAT_TTL, Snapshot, Still, Store, StoreError, WriterLease};
 use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec, Spec};
 use model::{HostName, Severity, Time, VmName, VmView};
@@ -62,7 +62,7 @@ pub struct Member {
     logs: PathBuf,
     state: watch::Sender<MemberState>,
     seat_file: PathBuf,
-    seat: Option<Seat>,
+    seat: Option<WriterLease>,
     stayed: Instant,
     begun: Instant,
     reported: Option<(HostReport, Instant)>,
@@ -183,7 +183,7 @@ impl Member {
         }
     }
 
-    async fn sit(&mut self) -> Result<Seat, StoreError> {
+    async fn sit(&mut self) -> Result<WriterLease, StoreError> {
         if let Some(seat) = self.seat.clone() {
             if self.stayed.elapsed() >= STAY {
                 self.store.stay(&seat).await?;
@@ -202,7 +202,7 @@ impl Member {
         Ok(seat)
     }
 
-    async fn report(&mut self, seat: &Seat) -> Result<(), StoreError> {
+    async fn report(&mut self, seat: &WriterLease) -> Result<(), StoreError> {
         let tick = self.latest.borrow().clone();
         self.count(&tick);
         self.know_managers(&tick);
@@ -249,7 +249,7 @@ impl Member {
     /// Takes the next turn of an intent. Returns whether another one is due soon.
     async fn carry_out(
         &mut self,
-        seat: &Seat,
+        seat: &WriterLease,
         vm: &VmName,
         intent: &Intent,
         own: &Snapshot,
@@ -301,7 +301,7 @@ impl Member {
     /// Writes the step of a turn. Returns whether another turn is due soon.
     async fn follow<Step: Clone + Serialize>(
         &self,
-        (seat, still, key): (&Seat, Still, String),
+        (seat, still, key): (&WriterLease, Still, String),
         generation: u64,
         written: Option<&Written<Step>>,
         turn: Turn<Step>,
@@ -453,7 +453,7 @@ impl Member {
     /// cannot be read is left as it is.
     async fn clear(
         &mut self,
-        seat: &Seat,
+        seat: &WriterLease,
         written: &Records,
         mine: &BTreeMap<VmName, Intent>,
         unreadable: &BTreeSet<VmName>,

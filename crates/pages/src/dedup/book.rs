@@ -110,13 +110,13 @@ impl Book {
             return Verdict::Merged;
         }
         let seen = match word.seen() {
-            None => Seen { tag, restless: 0, calm: 0 },
-            Some(last) if last.tag == tag => Seen {
+            None => LastScan { tag, restless: 0, calm: 0 },
+            Some(last) if last.tag == tag => LastScan {
                 restless: last.restless.saturating_sub(1),
                 calm: if last.restless == 0 { (last.calm + 1).min(MOST_CALM) } else { 0 },
                 ..last
             },
-            Some(last) => Seen { tag, restless: (last.restless + 1).min(MOST), calm: 0 },
+            Some(last) => LastScan { tag, restless: (last.restless + 1).min(MOST), calm: 0 },
         };
         *word = seen.word();
         if seen.restless == 0 { Verdict::Offer } else { Verdict::Restless }
@@ -211,22 +211,22 @@ impl Book {
 
 /// The result of the last look at a page.
 #[derive(Clone, Copy)]
-struct Seen {
+struct LastScan {
     tag: u32,
     restless: u32,
     calm: u32,
 }
 
-impl Seen {
+impl LastScan {
     fn word(self) -> Word {
         Word(KIND_SEEN | self.calm << CALM_AT | self.restless << TAG_BITS | self.tag)
     }
 }
 
 impl Word {
-    fn seen(self) -> Option<Seen> {
+    fn seen(self) -> Option<LastScan> {
         let content = self.0 & CONTENT;
-        (self.0 & !CONTENT == KIND_SEEN).then_some(Seen {
+        (self.0 & !CONTENT == KIND_SEEN).then_some(LastScan {
             tag: content & ((1 << TAG_BITS) - 1),
             restless: content >> TAG_BITS & MOST,
             calm: content >> CALM_AT,

@@ -24,7 +24,7 @@ const NOWHERE: u32 = u32::MAX;
 
 /// Where a content is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ContentLocation {
     /// A page of one of the group's VMs, by its number in the group; below [`Index::MOST_PAGES`].
     Guest(u32),
     /// A slot of the group's pool; below 2^31 - 1.
@@ -32,16 +32,16 @@ pub enum Place {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct IndexEntry {
     tag: u32,
     place: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Bucket([Entry; WAYS]);
+struct Bucket([IndexEntry; WAYS]);
 
-const EMPTY: Bucket = Bucket([Entry { tag: 0, place: NOWHERE }; WAYS]);
+const EMPTY: Bucket = Bucket([IndexEntry { tag: 0, place: NOWHERE }; WAYS]);
 
 /// The index of one group.
 #[derive(Clone, Debug)]
@@ -67,12 +67,12 @@ impl Index {
 
     /// A page with this content was seen. Returns where the same content is found already;
     /// otherwise the index has it at this page from now on.
-    pub fn meet(&mut self, hash: u64, page: u32) -> Option<Place> {
+    pub fn meet(&mut self, hash: u64, page: u32) -> Option<ContentLocation> {
         match self.find(hash) {
-            Some(Place::Guest(known)) if known == page => None,
+            Some(ContentLocation::Guest(known)) if known == page => None,
             Some(place) => Some(place),
             None => {
-                self.set(hash, Place::Guest(page));
+                self.set(hash, ContentLocation::Guest(page));
                 None
             }
         }
@@ -80,30 +80,30 @@ impl Index {
 
     /// Where a content is found.
     #[must_use]
-    pub fn find(&self, hash: u64) -> Option<Place> {
+    pub fn find(&self, hash: u64) -> Option<ContentLocation> {
         let entries = &self.buckets[self.bucket(hash)].0;
         entries.iter().find(|entry| entry.is(hash)).map(|entry| entry.place())
     }
 
     /// Sets the place of this content. `false`: there is no room, because too many slots fall
     /// into its bucket.
-    pub fn set(&mut self, hash: u64, place: Place) -> bool {
+    pub fn set(&mut self, hash: u64, place: ContentLocation) -> bool {
         let (bucket, turn) = (self.bucket(hash), self.turn);
         let entries = &mut self.buckets[bucket].0;
-        let is_guest = |entry: &Entry| entry.place < POOL;
+        let is_guest = |entry: &IndexEntry| entry.place < POOL;
         let same = entries.iter().position(|entry| entry.is(hash));
         let free = || entries.iter().position(|entry| entry.place == NOWHERE);
         let guest = || (turn..turn + WAYS).map(|at| at % WAYS).find(|&at| is_guest(&entries[at]));
         let Some(at) = same.or_else(free).or_else(guest) else { return false };
-        entries[at] = Entry { tag: tag(hash), place: place.number() };
+        entries[at] = IndexEntry { tag: tag(hash), place: place.number() };
         self.turn = (at + 1) % WAYS;
         true
     }
 
     /// Removes the content's entry if it names this place; an entry with another place stays.
-    pub fn remove(&mut self, hash: u64, place: Place) {
+    pub fn remove(&mut self, hash: u64, place: ContentLocation) {
         let bucket = self.bucket(hash);
-        let gone = |entry: &&mut Entry| entry.is(hash) && entry.place == place.number();
+        let gone = |entry: &&mut IndexEntry| entry.is(hash) && entry.place == place.number();
         if let Some(entry) = self.buckets[bucket].0.iter_mut().find(gone) {
             entry.place = NOWHERE;
         }
@@ -131,17 +131,21 @@ impl Index {
     }
 }
 
-impl Entry {
+impl IndexEntry {
     fn is(&self, hash: u64) -> bool {
         self.place != NOWHERE && self.tag == tag(hash)
     }
 
-    fn place(&self) -> Place {
-        if self.place < POOL { Place::Guest(self.place) } else { Place::Pool(self.place - POOL) }
+    fn place(&self) -> ContentLocation {
+        if self.place < POOL {
+            ContentLocation::Guest(self.place)
+        } else {
+            ContentLocation::Pool(self.place - POOL)
+        }
     }
 }
 
-impl Place {
+impl ContentLocation {
     fn number(self) -> u32 {
         match self {
             Self::Guest(page) => page % POOL,
@@ -162,20 +166,20 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum IndexOp {
         Meet { content: u64, page: u32 },
         Pool { content: u64, slot: u32 },
         Remove { content: u64 },
         Forget { first: u32 },
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = IndexOp> {
         let content = || 0..60_u64;
         prop_oneof![
-            8 => (content(), 0..100_u32).prop_map(|(content, page)| Step::Meet { content, page }),
-            2 => (content(), 0..100_u32).prop_map(|(content, slot)| Step::Pool { content, slot }),
-            1 => content().prop_map(|content| Step::Remove { content }),
-            1 => (0..100_u32).prop_map(|first| Step::Forget { first }),
+            8 => (content(), 0..100_u32).prop_map(|(content, page)| IndexOp::Meet { content, page }),
+            2 => (content(), 0..100_u32).prop_map(|(content, slot)| IndexOp::Pool { content, slot }),
+            1 => content().prop_map(|content| IndexOp::Remove { content }),
+            1 => (0..100_u32).prop_map(|first| IndexOp::Forget { first }),
         ]
     }
 
@@ -196,42 +200,42 @@ mod tests {
             let bytes = index.bytes();
             for step in steps {
                 match step {
-                    Step::Meet { content, page } => {
+                    IndexOp::Meet { content, page } => {
                         let known = truth.get(&content).copied();
                         match index.meet(hash(content), page) {
                             Some(place) => prop_assert_eq!(Some(place), known),
                             // The entry is there already, was unknown, or had been evicted.
                             None => {
-                                prop_assert!(!matches!(known, Some(Place::Pool(_)))
+                                prop_assert!(!matches!(known, Some(ContentLocation::Pool(_)))
                                     || index.find(hash(content)).is_some());
-                                if index.find(hash(content)) == Some(Place::Guest(page)) {
-                                    truth.insert(content, Place::Guest(page));
+                                if index.find(hash(content)) == Some(ContentLocation::Guest(page)) {
+                                    truth.insert(content, ContentLocation::Guest(page));
                                 }
                             }
                         }
                     }
-                    Step::Pool { content, slot } => {
-                        if index.set(hash(content), Place::Pool(slot)) {
-                            truth.insert(content, Place::Pool(slot));
+                    IndexOp::Pool { content, slot } => {
+                        if index.set(hash(content), ContentLocation::Pool(slot)) {
+                            truth.insert(content, ContentLocation::Pool(slot));
                         }
                     }
-                    Step::Remove { content } => {
+                    IndexOp::Remove { content } => {
                         if let Some(place) = truth.remove(&content) {
                             index.remove(hash(content), place);
                         }
                     }
-                    Step::Forget { first } => {
+                    IndexOp::Forget { first } => {
                         index.forget(first..first + 10);
                         truth.retain(|_, place| !matches!(
-                            place, Place::Guest(page) if (first..first + 10).contains(page)
+                            place, ContentLocation::Guest(page) if (first..first + 10).contains(page)
                         ));
                     }
                 }
                 for (content, place) in &truth {
                     let found = index.find(hash(*content));
                     match place {
-                        Place::Pool(_) => prop_assert_eq!(found, Some(*place)),
-                        Place::Guest(_) => prop_assert!(found.is_none() || found == Some(*place)),
+                        ContentLocation::Pool(_) => prop_assert_eq!(found, Some(*place)),
+                        ContentLocation::Guest(_) => prop_assert!(found.is_none() || found == Some(*place)),
                     }
                 }
             }
@@ -244,7 +248,8 @@ mod tests {
         const PAGES: u32 = 100_000;
         let mut index = Index::new(PAGES);
         (0..PAGES).for_each(|page| assert_eq!(index.meet(hash(page.into()), page), None));
-        let found = |page: &u32| index.find(hash((*page).into())) == Some(Place::Guest(*page));
+        let found =
+            |page: &u32| index.find(hash((*page).into())) == Some(ContentLocation::Guest(*page));
         let found = (0..PAGES).filter(found).count();
         assert!(found > PAGES as usize * 97 / 100, "{found}");
         assert!(index.bytes() as f64 <= f64::from(PAGES) * BYTES_PER_PAGE + 64.0);
@@ -253,30 +258,35 @@ mod tests {
     #[test]
     fn a_guest_with_nothing_but_new_contents_drives_no_slot_out() {
         let mut index = Index::new(1_000);
-        let slots: Vec<u32> =
-            (0..800).filter(|&slot| index.set(hash(slot.into()), Place::Pool(slot))).collect();
+        let slots: Vec<u32> = (0..800)
+            .filter(|&slot| index.set(hash(slot.into()), ContentLocation::Pool(slot)))
+            .collect();
         assert!(slots.len() > 700, "{}", slots.len());
         (0..100_000).for_each(|page| {
             index.meet(hash(u64::from(page) + 1_000_000), page);
         });
-        assert!(slots.iter().all(|&s| index.find(hash(s.into())) == Some(Place::Pool(s))));
+        assert!(
+            slots.iter().all(|&s| index.find(hash(s.into())) == Some(ContentLocation::Pool(s)))
+        );
     }
 
     #[test]
     fn an_index_that_is_far_too_small_stays_as_small_and_names_no_wrong_place() {
         let mut index = Index::new(60);
         let bytes = index.bytes();
-        let set = (0..600).filter(|&slot| index.set(hash(slot.into()), Place::Pool(slot))).count();
-        assert_eq!(set * size_of::<Entry>(), bytes, "each entry is a slot's now");
+        let set = (0..600)
+            .filter(|&slot| index.set(hash(slot.into()), ContentLocation::Pool(slot)))
+            .count();
+        assert_eq!(set * size_of::<IndexEntry>(), bytes, "each entry is a slot's now");
         for page in 0..10_000_u32 {
             let content = u64::from(page % 1_000);
             match index.meet(hash(content), page) {
-                Some(place) => assert_eq!(place, Place::Pool(page % 1_000)),
+                Some(place) => assert_eq!(place, ContentLocation::Pool(page % 1_000)),
                 None => assert_eq!(index.find(hash(content)), None, "no room for a page"),
             }
         }
-        (0..600).for_each(|slot| index.remove(hash(slot.into()), Place::Pool(slot)));
-        assert_eq!(index.meet(hash(7), 7).or(index.find(hash(7))), Some(Place::Guest(7)));
+        (0..600).for_each(|slot| index.remove(hash(slot.into()), ContentLocation::Pool(slot)));
+        assert_eq!(index.meet(hash(7), 7).or(index.find(hash(7))), Some(ContentLocation::Guest(7)));
         assert_eq!(index.bytes(), bytes);
     }
 
@@ -285,10 +295,14 @@ mod tests {
         let mut index = Index::new(1_000);
         assert_eq!(index.meet(7, 1), None);
         assert_eq!(index.meet(7, 1), None, "the page itself");
-        assert_eq!(index.meet(7, 2), Some(Place::Guest(1)));
-        assert!(index.set(7, Place::Pool(0)));
-        assert_eq!(index.meet(7, 1), Some(Place::Pool(0)));
-        index.remove(7, Place::Guest(1));
-        assert_eq!(index.find(7), Some(Place::Pool(0)), "another place is not what was removed");
+        assert_eq!(index.meet(7, 2), Some(ContentLocation::Guest(1)));
+        assert!(index.set(7, ContentLocation::Pool(0)));
+        assert_eq!(index.meet(7, 1), Some(ContentLocation::Pool(0)));
+        index.remove(7, ContentLocation::Guest(1));
+        assert_eq!(
+            index.find(7),
+            Some(ContentLocation::Pool(0)),
+            "another place is not what was removed"
+        );
     }
 }

@@ -17,13 +17,13 @@ const BITS_PER_PAGE: usize = 16;
 
 /// The known pages.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct KnownPages {
     sampling: Sampling,
     first: Bitmap,
     whole: Bitmap,
 }
 
-impl Known {
+impl KnownPages {
     /// An empty set, made for about `pages` pages with this sampling.
     #[must_use]
     pub fn new(sampling: Sampling, pages: usize) -> Self {
@@ -110,8 +110,8 @@ mod tests {
 
     use super::*;
 
-    fn known(pages: &[[u64; 4]]) -> Known {
-        let mut known = Known::new(Sampling::default(), pages.len());
+    fn known(pages: &[[u64; 4]]) -> KnownPages {
+        let mut known = KnownPages::new(Sampling::default(), pages.len());
         pages.iter().for_each(|words| known.add(&Sampled(*words)));
         known
     }

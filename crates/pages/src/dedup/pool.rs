@@ -11,7 +11,7 @@ const UNKNOWN: u64 = 0;
 /// padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, packed(4))]
-struct Slot {
+struct PoolSlot {
     hash: u64,
     sharers: u32,
 }
@@ -19,7 +19,7 @@ struct Slot {
 /// The slots of one group.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
-    slots: Vec<Slot>,
+    slots: Vec<PoolSlot>,
     /// The slot at which the search for a free one continues.
     next: usize,
     used: u32,
@@ -39,11 +39,11 @@ impl Pool {
     pub fn take(&mut self, hash: u64) -> Option<u32> {
         let at = self.free()?;
         if at == self.slots.len() {
-            self.slots.push(Slot::default());
+            self.slots.push(PoolSlot::default());
         }
         // A slot that is taken but not yet shared counts as one sharer, or it would be handed out
         // twice.
-        self.slots[at] = Slot { hash, sharers: 1 };
+        self.slots[at] = PoolSlot { hash, sharers: 1 };
         self.next = at + 1;
         self.used += 1;
         u32::try_from(at).ok()
@@ -58,9 +58,9 @@ impl Pool {
         }
         let at = slot as usize;
         if at >= self.slots.len() {
-            self.slots.resize(at + 1, Slot::default());
+            self.slots.resize(at + 1, PoolSlot::default());
         }
-        self.slots[at] = Slot { hash: UNKNOWN, sharers: 1 };
+        self.slots[at] = PoolSlot { hash: UNKNOWN, sharers: 1 };
         self.used += 1;
         true
     }
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn twelve_bytes_a_slot() {
-        assert_eq!(size_of::<Slot>(), 12);
+        assert_eq!(size_of::<PoolSlot>(), 12);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 
 use super::{
     NONE, StackDistance,
-    table::{Table, mix},
+    table::{HashTable, mix},
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +26,7 @@ struct Node {
 /// An LRU stack as a balanced tree.
 #[derive(Debug, Clone)]
 pub struct AvlStack {
-    index: Table,
+    index: HashTable,
     nodes: Vec<Node>,
     root: u32,
     now: u64,
@@ -36,7 +36,7 @@ impl AvlStack {
     /// An empty stack.
     #[must_use]
     pub fn new() -> Self {
-        Self { index: Table::new(), nodes: Vec::new(), root: NONE, now: 0 }
+        Self { index: HashTable::new(), nodes: Vec::new(), root: NONE, now: 0 }
     }
 
     /// Memory used, without the allocator's overhead.

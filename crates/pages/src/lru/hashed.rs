@@ -13,7 +13,7 @@ use std::hint::black_box;
 
 use super::{
     Bitmap, NONE, StackDistance,
-    table::{Table, mix},
+    table::{HashTable, mix},
     timeline::{LiveTimes, Timeline},
 };
 
@@ -23,7 +23,7 @@ const BATCH: usize = 256;
 /// An LRU stack over any ids.
 #[derive(Debug, Clone)]
 pub struct HashedStack<L = Bitmap> {
-    last: Table,
+    last: HashTable,
     times: Timeline<L>,
 }
 
@@ -31,7 +31,7 @@ impl<L: LiveTimes> HashedStack<L> {
     /// An empty stack.
     #[must_use]
     pub fn new() -> Self {
-        Self { last: Table::new(), times: Timeline::new(0) }
+        Self { last: HashTable::new(), times: Timeline::new(0) }
     }
 
     /// Touches the ids in turn and passes the distance of each to `tell`.

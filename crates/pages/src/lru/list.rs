@@ -5,11 +5,11 @@
 
 use super::{
     NONE, StackDistance,
-    table::{Table, mix},
+    table::{HashTable, mix},
 };
 
 #[derive(Debug, Clone, Copy)]
-struct Node {
+struct ListNode {
     newer: u32,
     older: u32,
 }
@@ -17,8 +17,8 @@ struct Node {
 /// An LRU stack as a list.
 #[derive(Debug, Clone)]
 pub struct ListStack {
-    index: Table,
-    nodes: Vec<Node>,
+    index: HashTable,
+    nodes: Vec<ListNode>,
     newest: u32,
 }
 
@@ -26,13 +26,13 @@ impl ListStack {
     /// An empty stack.
     #[must_use]
     pub fn new() -> Self {
-        Self { index: Table::new(), nodes: Vec::new(), newest: NONE }
+        Self { index: HashTable::new(), nodes: Vec::new(), newest: NONE }
     }
 
     /// Memory used, without the allocator's overhead.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.index.bytes() + self.nodes.capacity() * size_of::<Node>()
+        self.index.bytes() + self.nodes.capacity() * size_of::<ListNode>()
     }
 
     fn depth(&self, node: u32) -> u64 {
@@ -45,7 +45,7 @@ impl ListStack {
     }
 
     fn unlink(&mut self, node: u32) {
-        let Node { newer, older } = self.nodes[node as usize];
+        let ListNode { newer, older } = self.nodes[node as usize];
         if older != NONE {
             self.nodes[older as usize].newer = newer;
         }
@@ -59,7 +59,7 @@ impl ListStack {
         if self.newest != NONE {
             self.nodes[self.newest as usize].newer = node;
         }
-        self.nodes[node as usize] = Node { newer: NONE, older: self.newest };
+        self.nodes[node as usize] = ListNode { newer: NONE, older: self.newest };
         self.newest = node;
     }
 }
@@ -77,7 +77,7 @@ impl StackDistance for ListStack {
         let distance = (node != fresh).then(|| self.depth(node));
         match distance {
             Some(_) => self.unlink(node),
-            None => self.nodes.push(Node { newer: NONE, older: NONE }),
+            None => self.nodes.push(ListNode { newer: NONE, older: NONE }),
         }
         self.push(node);
         distance

@@ -21,15 +21,15 @@ use super::NONE;
 
 /// An entry, or an empty slot if its value is [`NONE`]. The id is in two halves to avoid padding.
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct HashSlot {
     high: u32,
     low: u32,
     value: u32,
 }
 
-const EMPTY: Slot = Slot { high: u32::MAX, low: u32::MAX, value: NONE };
+const EMPTY: HashSlot = HashSlot { high: u32::MAX, low: u32::MAX, value: NONE };
 
-impl Slot {
+impl HashSlot {
     #[expect(clippy::cast_possible_truncation, reason = "that is the lower half")]
     const fn new(mixed: u64, value: u32) -> Self {
         Self { high: (mixed >> 32) as u32, low: mixed as u32, value }
@@ -52,8 +52,8 @@ const FULL_EIGHTHS: usize = 6;
 
 /// The map.
 #[derive(Debug, Clone)]
-pub(super) struct Table {
-    slots: Vec<Slot>,
+pub(super) struct HashTable {
+    slots: Vec<HashSlot>,
     homes: usize,
     len: usize,
 }
@@ -72,7 +72,7 @@ fn home(mixed: u64, homes: usize) -> usize {
     ((u128::from(mixed) * homes as u128) >> 64) as usize
 }
 
-impl Table {
+impl HashTable {
     pub(super) fn new() -> Self {
         Self { slots: vec![EMPTY; LEAST_HOMES + WINDOW], homes: LEAST_HOMES, len: 0 }
     }
@@ -82,7 +82,7 @@ impl Table {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>()
+        self.slots.capacity() * size_of::<HashSlot>()
     }
 
     /// Makes room for `more` entries, so that adding them does not make the table grow.
@@ -108,7 +108,7 @@ impl Table {
         if slot.mixed() == mixed && !slot.is_empty() {
             return std::mem::replace(&mut slot.value, value);
         }
-        self.insert_at(at, Slot::new(mixed, value));
+        self.insert_at(at, HashSlot::new(mixed, value));
         NONE
     }
 
@@ -143,7 +143,7 @@ impl Table {
 
     /// Inserts an entry before the one at `at`, which moves up together with the entries that
     /// touch it.
-    fn insert_at(&mut self, at: usize, slot: Slot) {
+    fn insert_at(&mut self, at: usize, slot: HashSlot) {
         let run = self.slots[at..].iter().position(|slot| slot.is_empty()).unwrap_or(0);
         let empty = at + run;
         if empty + WINDOW == self.slots.len() {

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::{
-    table::{Table, mix},
+    table::{HashTable, mix},
     *,
 };
 
@@ -108,7 +108,7 @@ proptest! {
     fn a_table_is_a_map(
         steps in proptest::collection::vec((0_u64..500, 0_u32..1000, 0..4), 1..3000)
     ) {
-        let (mut table, mut map) = (Table::new(), std::collections::HashMap::new());
+        let (mut table, mut map) = (HashTable::new(), std::collections::HashMap::new());
         for (id, value, what) in steps {
             if what == 0 {
                 prop_assert_eq!(table.remove(mix(id)), map.remove(&id));

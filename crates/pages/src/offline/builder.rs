@@ -31,12 +31,12 @@ pub struct TooManyPages;
 #[derive(Clone, Debug)]
 pub struct Builder {
     sampling: Sampling,
-    seen: HashMap<(Sampled, u128), Seen>,
+    seen: HashMap<(Sampled, u128), Occurrences>,
     zero_pages: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct Occurrences {
     count: u32,
     is_code: bool,
 }
@@ -63,7 +63,7 @@ impl Builder {
             self.add_zeros(1);
             return Ok(());
         }
-        self.put((sampled, hash(page)), Seen { count: 1, is_code })
+        self.put((sampled, hash(page)), Occurrences { count: 1, is_code })
     }
 
     /// Adds `pages` pages of zeros, which need not be read.
@@ -77,7 +77,7 @@ impl Builder {
         other.seen.drain().try_for_each(|(page, seen)| self.put(page, seen))
     }
 
-    fn put(&mut self, page: (Sampled, u128), seen: Seen) -> Result<(), TooManyPages> {
+    fn put(&mut self, page: (Sampled, u128), seen: Occurrences) -> Result<(), TooManyPages> {
         if let Some(known) = self.seen.get_mut(&page) {
             known.count = known.count.saturating_add(seen.count);
             known.is_code |= seen.is_code;
@@ -105,8 +105,8 @@ impl Builder {
     /// The table, with its records sorted.
     #[must_use]
     pub fn finish(self) -> Table {
-        let record = |((sampled, hash), seen): (_, Seen)| {
-            let Seen { count, is_code } = seen;
+        let record = |((sampled, hash), seen): (_, Occurrences)| {
+            let Occurrences { count, is_code } = seen;
             Record { sampled, hash, count, is_code }
         };
         let mut records: Vec<Record> = self.seen.into_iter().map(record).collect();

@@ -3,13 +3,13 @@ use super::*;
 const MIB: f64 = (1 << 20) as f64;
 
 /// A program of phases: each has its length in intervals, its working set and its event level.
-struct Program {
+struct PhasedProgram {
     phases: Vec<(usize, f64, f64)>,
     /// Relative noise of the working set and of the event.
     noise: (f64, f64),
 }
 
-impl Program {
+impl PhasedProgram {
     /// A random program. Half of the programs repeat themselves; some changes do not show in the
     /// event, and some events change for no reason.
     fn random(random: &mut fastrand::Rng) -> Self {
@@ -54,7 +54,7 @@ fn programs(judgement: Judgement) -> (f64, f64) {
     let (mut up, mut error) = (0.0, 0.0);
     for seed in 0..60 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let trace = Program::random(&mut random).trace(400, &mut random);
+        let trace = PhasedProgram::random(&mut random).trace(400, &mut random);
         let replay = replay(judgement, &trace);
         up += replay.up_ratio / 60.0;
         error += replay.mean_relative_error / 60.0;

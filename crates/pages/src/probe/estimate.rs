@@ -25,7 +25,7 @@ pub(super) const GRID: usize = 512;
 
 /// The knowledge about one granule. Times are in ticks.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Known {
+pub(super) enum GranuleRecency {
     /// Its last touch that was seen is `seen` ticks ago; it may have been touched unseen since.
     Accessible { class: u8, seen: u32 },
     /// It has not been touched for `untouched` ticks.
@@ -56,7 +56,7 @@ pub(super) struct Window {
 pub(super) fn windows(
     table: &LifeTable,
     hazards: &Hazards,
-    population: &[Known],
+    population: &[GranuleRecency],
     touched: &[Touch],
     ticks: f64,
 ) -> Vec<Window> {
@@ -70,12 +70,14 @@ pub(super) fn windows(
     let mut revoked = vec![none; starts.len()];
     for granule in population {
         match *granule {
-            Known::Accessible { class, seen } => {
+            GranuleRecency::Accessible { class, seen } => {
                 let at = &mut accessible[table.last_start(seen)][usize::from(class)];
                 at.size += 1.0;
                 at.misses += (f64::from(seen) / ticks).min(1.0);
             }
-            Known::Revoked { untouched } => revoked[table.last_start(untouched)].size += 1.0,
+            GranuleRecency::Revoked { untouched } => {
+                revoked[table.last_start(untouched)].size += 1.0
+            }
         }
     }
     for touch in touched {
@@ -131,7 +133,7 @@ mod tests {
     use super::super::life_table::HOT;
     use super::*;
 
-    const ACCESSIBLE: Known = Known::Accessible { class: HOT, seen: 5000 };
+    const ACCESSIBLE: GranuleRecency = GranuleRecency::Accessible { class: HOT, seen: 5000 };
 
     /// A table of granules that are touched in every tick.
     fn hot() -> LifeTable {
@@ -140,7 +142,11 @@ mod tests {
         table
     }
 
-    fn windows_of(table: &LifeTable, population: &[Known], touched: &[Touch]) -> Vec<Window> {
+    fn windows_of(
+        table: &LifeTable,
+        population: &[GranuleRecency],
+        touched: &[Touch],
+    ) -> Vec<Window> {
         windows(table, &table.hazards(), population, touched, 1.0)
     }
 
@@ -156,7 +162,7 @@ mod tests {
     #[test]
     fn what_was_untouched_for_long_is_outside_of_shorter_windows_and_within_longer_ones() {
         let table = hot();
-        let windows = windows_of(&table, &[Known::Revoked { untouched: 100 }; 10], &[]);
+        let windows = windows_of(&table, &[GranuleRecency::Revoked { untouched: 100 }; 10], &[]);
         let size = |ticks| windows[table.last_start(ticks)].size;
         assert!(size(80) < 1e-9, "{}", size(80));
         assert!((size(150) - 10.0).abs() < 1e-9, "{}", size(150));
@@ -175,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_trapped_in_this_tick_is_no_second_reference() {
-        let trapped = Known::Accessible { class: HOT, seen: 0 };
+        let trapped = GranuleRecency::Accessible { class: HOT, seen: 0 };
         let touches = [Touch { untouched: 0, weight: 1.0 }; 10];
         let windows = windows_of(&hot(), &[trapped; 10], &touches);
         assert!((windows[0].misses - 10.0).abs() < 1e-9, "{}", windows[0].misses);

@@ -20,7 +20,7 @@ use super::{
 const LONGEST_MS: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum AccessState {
     /// The guest may touch it unseen.
     Accessible,
     /// Its revocation is requested.
@@ -43,7 +43,7 @@ struct Granule {
     slot: u32,
     /// Ticks for which it had not been touched when it was revoked.
     before: u16,
-    state: State,
+    state: AccessState,
     class: u8,
 }
 
@@ -70,7 +70,7 @@ impl Granules {
             seen_ms: 0,
             slot,
             before: 0,
-            state: State::Accessible,
+            state: AccessState::Accessible,
             class: UNKNOWN,
         });
         Self {
@@ -130,7 +130,7 @@ impl Granules {
         (near..=near + 1).find(|&index| index < self.tracked() && self.id(index) == id)
     }
 
-    pub(super) fn state(&self, index: u32) -> State {
+    pub(super) fn state(&self, index: u32) -> AccessState {
         self.list[index as usize].state
     }
 
@@ -138,7 +138,7 @@ impl Granules {
     pub(super) fn class(&mut self, index: u32, now: Time) -> u8 {
         let Granule { state, class, .. } = self.list[index as usize];
         match class {
-            IDLE | FRESH if state == State::Revoked => class,
+            IDLE | FRESH if state == AccessState::Revoked => class,
             IDLE | FRESH if self.seen(index, now) < FRESH_TICKS => FRESH,
             IDLE | FRESH => IDLE,
             _ => class,
@@ -183,7 +183,7 @@ impl Granules {
         }
         let index = self.accessible[self.random.usize(..self.accessible.len())];
         self.remove(index);
-        self.list[index as usize].state = State::Pending;
+        self.list[index as usize].state = AccessState::Pending;
         self.list[index as usize].since_ms = self.ms(now);
         Some(index)
     }
@@ -200,11 +200,11 @@ impl Granules {
     /// Excludes this granule from draws and from the count.
     pub(super) fn exclude(&mut self, index: u32) {
         match self.state(index) {
-            State::Excluded => return,
-            State::Accessible => self.remove(index),
-            State::Pending | State::Revoked | State::Absent => {}
+            AccessState::Excluded => return,
+            AccessState::Accessible => self.remove(index),
+            AccessState::Pending | AccessState::Revoked | AccessState::Absent => {}
         }
-        self.list[index as usize].state = State::Excluded;
+        self.list[index as usize].state = AccessState::Excluded;
         self.excluded += 1;
     }
 
@@ -212,8 +212,8 @@ impl Granules {
     pub(super) fn revoke(&mut self, index: u32, at: Time, before: u32) {
         let (ms, class) = (self.ms(at), self.class(index, at));
         let granule = &mut self.list[index as usize];
-        if granule.state == State::Pending {
-            granule.state = State::Revoked;
+        if granule.state == AccessState::Pending {
+            granule.state = AccessState::Revoked;
             granule.class = class;
             granule.since_ms = ms;
             granule.before = u16::try_from(before).unwrap_or(u16::MAX);
@@ -225,8 +225,8 @@ impl Granules {
     pub(super) fn lose(&mut self, index: u32, at: Time, is_given_up: bool) {
         let ms = self.ms(at);
         let granule = &mut self.list[index as usize];
-        if granule.state == State::Pending {
-            granule.state = State::Absent;
+        if granule.state == AccessState::Pending {
+            granule.state = AccessState::Absent;
             granule.since_ms = ms;
             if is_given_up {
                 granule.class = IDLE;
@@ -248,7 +248,7 @@ impl Granules {
     pub(super) fn admit(&mut self, index: u32) {
         let slot = self.accessible();
         let granule = &mut self.list[index as usize];
-        granule.state = State::Accessible;
+        granule.state = AccessState::Accessible;
         granule.slot = slot;
         self.accessible.push(index);
     }

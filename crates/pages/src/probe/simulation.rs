@@ -18,7 +18,7 @@ const STEP_S: f64 = 0.01;
 const WARM_S: f64 = 30.0;
 
 /// A guest's pattern of touches.
-pub(super) trait Guest {
+pub(super) trait AccessPattern {
     /// Marks the granules touched in the step that begins at `at_s`.
     fn step(&mut self, at_s: f64, random: &mut fastrand::Rng, touched: &mut [bool]);
 
@@ -40,7 +40,7 @@ impl RandomArray {
     }
 }
 
-impl Guest for RandomArray {
+impl AccessPattern for RandomArray {
     fn step(&mut self, at_s: f64, _: &mut fastrand::Rng, touched: &mut [bool]) {
         touched[..self.size(at_s)].fill(true);
     }
@@ -57,7 +57,7 @@ pub(super) struct Sweep {
     pub(super) hot: usize,
 }
 
-impl Guest for Sweep {
+impl AccessPattern for Sweep {
     fn step(&mut self, at_s: f64, _: &mut fastrand::Rng, touched: &mut [bool]) {
         let place = |at_s: f64| (at_s / self.period_s * self.size as f64) as usize;
         for i in place(at_s)..place(at_s + STEP_S) {
@@ -83,7 +83,7 @@ impl Rates {
     }
 }
 
-impl Guest for Rates {
+impl AccessPattern for Rates {
     fn step(&mut self, _: f64, random: &mut fastrand::Rng, touched: &mut [bool]) {
         for (chance, touched) in self.in_a_step.iter().zip(touched) {
             *touched |= *chance > 0.0 && (*chance >= 1.0 || random.f32() < *chance);
@@ -92,9 +92,9 @@ impl Guest for Rates {
 }
 
 /// One guest after another, each for the given number of seconds, in rotation.
-pub(super) struct Phases(pub(super) Vec<(f64, Box<dyn Guest>)>);
+pub(super) struct Phases(pub(super) Vec<(f64, Box<dyn AccessPattern>)>);
 
-impl Guest for Phases {
+impl AccessPattern for Phases {
     fn step(&mut self, at_s: f64, random: &mut fastrand::Rng, touched: &mut [bool]) {
         let mut left = at_s % self.0.iter().map(|phase| phase.0).sum::<f64>();
         for (length, guest) in &mut self.0 {
@@ -130,7 +130,7 @@ impl Exact {
 
 /// The error of the probes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Report {
+pub(super) struct ProbeAccuracy {
     /// Mean relative error of the working set against the exact one.
     pub(super) error_mean: f64,
     /// Largest relative error of the working set.
@@ -163,7 +163,7 @@ pub(super) fn budget(probes_per_s: f64) -> Governor {
 }
 
 /// Runs a guest under probes.
-pub(super) fn run(guest: &mut dyn Guest, setup: Setup) -> Report {
+pub(super) fn run(guest: &mut dyn AccessPattern, setup: Setup) -> ProbeAccuracy {
     let Setup { granules, seed, .. } = setup;
     let mut random = fastrand::Rng::with_seed(seed);
     let governor = budget(setup.probes_per_s);
@@ -172,7 +172,7 @@ pub(super) fn run(guest: &mut dyn Guest, setup: Setup) -> Report {
     let mut touched = vec![false; granules];
     let mut in_tick = vec![false; granules];
     let mut revoked: Vec<u32> = Vec::new();
-    let mut report = Report::default();
+    let mut report = ProbeAccuracy::default();
     for step in 0..(setup.seconds / STEP_S) as u64 {
         let (now, at_s) = (Time(step * STEP_MS), step as f64 * STEP_S);
         if step % 5 == 0 {
@@ -212,7 +212,7 @@ pub(super) fn run(guest: &mut dyn Guest, setup: Setup) -> Report {
     report
 }
 
-impl Report {
+impl ProbeAccuracy {
     fn take(&mut self, reading: &Reading, exact: &MissRatioCurve, known: Option<f64>, all: f64) {
         let truth = exact.least_size(TOLERABLE_MISS_RATIO).unwrap_or(all);
         let error = (reading.working_set - truth).abs() / truth;

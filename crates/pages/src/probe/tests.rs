@@ -4,7 +4,7 @@ use super::simulation::*;
 use super::*;
 
 /// The guests of the table, each with its name.
-fn guests(granules: usize) -> Vec<(&'static str, Box<dyn Guest>)> {
+fn guests(granules: usize) -> Vec<(&'static str, Box<dyn AccessPattern>)> {
     let part = |share: f64| (granules as f64 * share) as usize;
     let steps = [0.1, 0.5, 0.3, 0.9, 0.2, 0.7, 0.4, 0.15, 0.8, 0.1].map(part).to_vec();
     let gentle = [0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.7, 0.55, 0.4, 0.25].map(part).to_vec();
@@ -27,7 +27,7 @@ fn guests(granules: usize) -> Vec<(&'static str, Box<dyn Guest>)> {
         180..480 => 0.05,
         _ => 0.0,
     };
-    let phases: Vec<(f64, Box<dyn Guest>)> = vec![
+    let phases: Vec<(f64, Box<dyn AccessPattern>)> = vec![
         (40.0, zipf(0.9, 1000.0)),
         (30.0, array(vec![part(0.6)], 1.0)),
         (35.0, sweep(0.3, 3.0, 50)),

@@ -54,22 +54,22 @@ type Key = u64;
 
 /// Memory that the disks of a group share.
 pub struct Space {
-    held: Mutex<Held>,
-    sample: Mutex<Sample>,
+    held: Mutex<CachedPages>,
+    sample: Mutex<ReadSample>,
     disks: AtomicU32,
-    counters: Counters,
+    counters: CacheCounters,
 }
 
 /// Results of reads, in pages.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct CacheCounters {
     /// Found in the cache.
     pub hits: AtomicU64,
     /// Read from below.
     pub misses: AtomicU64,
 }
 
-struct Held {
+struct CachedPages {
     slabs: Vec<Slab>,
     /// Slot of each cached page.
     index: Index<Key, u32, UnitWeighter, RandomState, Evicted>,
@@ -79,7 +79,7 @@ struct Held {
 }
 
 /// A sample of the reads, from which the miss-ratio curve is computed.
-struct Sample {
+struct ReadSample {
     shards: Option<Shards>,
     batch: Vec<Key>,
 }
@@ -107,15 +107,15 @@ impl Space {
     pub fn new() -> Self {
         let index = Index::with(PAGES, 0, UnitWeighter, RandomState::new(), Evicted);
         let (slabs, owners, free) = (Vec::new(), Vec::new(), Vec::new());
-        let held = Mutex::new(Held { slabs, index, owners, free });
+        let held = Mutex::new(CachedPages { slabs, index, owners, free });
         let shards = Shards::fixed_size(SAMPLE).ok();
-        let sample = Mutex::new(Sample { shards, batch: Vec::with_capacity(BATCH) });
-        Self { held, sample, disks: AtomicU32::new(0), counters: Counters::default() }
+        let sample = Mutex::new(ReadSample { shards, batch: Vec::with_capacity(BATCH) });
+        Self { held, sample, disks: AtomicU32::new(0), counters: CacheCounters::default() }
     }
 
     /// Results of reads so far.
     #[must_use]
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &CacheCounters {
         &self.counters
     }
 
@@ -165,16 +165,16 @@ impl Space {
         held.index.set_capacity(slots.saturating_sub(SPARE) as u64);
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, CachedPages> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sample(&self) -> MutexGuard<'_, Sample> {
+    fn sample(&self) -> MutexGuard<'_, ReadSample> {
         self.sample.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Sample {
+impl ReadSample {
     fn note(&mut self, pages: impl Iterator<Item = Key>) {
         self.batch.extend(pages);
         if self.batch.len() >= BATCH {
@@ -190,7 +190,7 @@ impl Sample {
     }
 }
 
-impl Held {
+impl CachedPages {
     fn take_more(&mut self) -> bool {
         let Ok(mut slab) = Slab::new(SLAB) else { return false };
         let Ok(first) = u32::try_from(self.owners.len()) else { return false };

@@ -13,7 +13,7 @@ pub const BUCKETS: usize = 26;
 
 /// Totals since the layer was made.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct OperationCounters {
     /// Reads.
     pub reads: Operation,
     /// Writes, zeros and trims.
@@ -38,7 +38,7 @@ pub struct Operation {
 /// Counts the requests to the layer below.
 pub struct Count {
     below: Arc<dyn Layer>,
-    counters: Arc<Counters>,
+    counters: Arc<OperationCounters>,
 }
 
 impl Count {
@@ -50,7 +50,7 @@ impl Count {
 
     /// The counters, which go on counting.
     #[must_use]
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<OperationCounters> {
         self.counters.clone()
     }
 
@@ -73,7 +73,7 @@ impl Count {
     }
 }
 
-impl Counters {
+impl OperationCounters {
     fn note(&self, operation: &Operation, bytes: u64, begun: Instant, is_ok: bool) {
         if !is_ok {
             self.errors.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use crate::nbd::Errno;
 
 /// The faults in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Faults {
+pub struct InjectedFaults {
     /// Additional time of each read. Reads wait for one another, as on a disk with one head.
     /// (Writes go to the disk's cache first.)
     pub delay: Duration,
@@ -25,23 +25,23 @@ pub struct Faults {
 }
 
 /// Applies faults to the layer below.
-pub struct Fault {
+pub struct FaultLayer {
     below: Arc<dyn Layer>,
-    faults: watch::Sender<Faults>,
+    faults: watch::Sender<InjectedFaults>,
     head: Mutex<()>,
     operations: AtomicU64,
 }
 
-impl Fault {
+impl FaultLayer {
     /// Applies `faults` to `below`.
     #[must_use]
-    pub fn over(below: Arc<dyn Layer>, faults: Faults) -> Self {
+    pub fn over(below: Arc<dyn Layer>, faults: InjectedFaults) -> Self {
         let (faults, _) = watch::channel(faults);
         Self { below, faults, head: Mutex::new(()), operations: AtomicU64::new(0) }
     }
 
     /// Sets the faults from now on, also for requests that wait for the end of a cut.
-    pub fn set(&self, faults: Faults) {
+    pub fn set(&self, faults: InjectedFaults) {
         self.faults.send_replace(faults);
     }
 
@@ -49,8 +49,10 @@ impl Fault {
     async fn suffer(&self, read: Option<usize>) -> Result<(), Errno> {
         let mut faults = self.faults.subscribe();
         // The sender lives as long as this layer.
-        let now =
-            faults.wait_for(|faults| !faults.cut).await.map_or_else(|_| Faults::default(), |f| *f);
+        let now = faults
+            .wait_for(|faults| !faults.cut)
+            .await
+            .map_or_else(|_| InjectedFaults::default(), |f| *f);
         #[expect(clippy::cast_precision_loss, reason = "requests are small")]
         let transfer = read.map_or(0.0, |bytes| bytes as f64 * now.ns_per_byte / 1e9);
         let delay = read.map_or(Duration::ZERO, |_| now.delay) + Duration::from_secs_f64(transfer);
@@ -67,7 +69,7 @@ impl Fault {
     }
 }
 
-impl Layer for Fault {
+impl Layer for FaultLayer {
     fn size(&self) -> u64 {
         self.below.size()
     }

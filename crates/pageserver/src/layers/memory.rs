@@ -26,32 +26,32 @@ const MOST_LOOKED_AT: u32 = 64 << 20;
 #[derive(Debug)]
 pub struct Memory {
     size: u64,
-    slabs: Vec<Mutex<State>>,
+    slabs: Vec<Mutex<SlabState>>,
 }
 
 /// State of a slab.
 #[derive(Debug)]
-enum State {
+enum SlabState {
     /// No byte of it was written, and it has no memory.
     Empty,
     /// It has memory.
-    There(Pages),
+    There(SlabPages),
     /// It has memory and is about to be taken back.
-    Leaving(Pages),
+    Leaving(SlabPages),
     /// It was taken back.
     Gone,
 }
 
 /// A slab, and which of its pages were written.
 #[derive(Debug)]
-struct Pages {
+struct SlabPages {
     slab: Slab,
     written: Box<[u64; PAGES / 64]>,
 }
 
 /// The part of a request that lies in one slab.
 #[derive(Clone, Copy)]
-struct Part {
+struct SlabPart {
     slab: usize,
     begin: usize,
     length: usize,
@@ -62,14 +62,14 @@ impl Memory {
     #[must_use]
     pub fn new(size: u64) -> Self {
         let slabs = size.div_ceil(SLAB as u64);
-        Self { size, slabs: (0..slabs).map(|_| Mutex::new(State::Empty)).collect() }
+        Self { size, slabs: (0..slabs).map(|_| Mutex::new(SlabState::Empty)).collect() }
     }
 
     /// Memory in these slabs, each of which has [`SLAB`] bytes and holds zeros.
     #[must_use]
     pub fn of(slabs: Vec<Slab>) -> Self {
         let size = (slabs.len() * SLAB) as u64;
-        let there = |slab| Mutex::new(State::There(Pages::of(slab)));
+        let there = |slab| Mutex::new(SlabState::There(SlabPages::of(slab)));
         Self { size, slabs: slabs.into_iter().map(there).collect() }
     }
 
@@ -82,8 +82,8 @@ impl Memory {
     pub fn give_notice_of_last(&self) -> bool {
         (0..self.slabs.len()).rev().any(|slab| {
             let mut state = self.slab(slab);
-            match std::mem::replace(&mut *state, State::Gone) {
-                State::There(pages) => *state = State::Leaving(pages),
+            match std::mem::replace(&mut *state, SlabState::Gone) {
+                SlabState::There(pages) => *state = SlabState::Leaving(pages),
                 other => {
                     *state = other;
                     return false;
@@ -95,43 +95,45 @@ impl Memory {
 
     /// Takes all slabs that have notice.
     pub fn take_noticed(&self) -> Vec<Slab> {
-        let leaving = |slab: &usize| matches!(*self.slab(*slab), State::Leaving(_));
+        let leaving = |slab: &usize| matches!(*self.slab(*slab), SlabState::Leaving(_));
         (0..self.slabs.len()).filter(leaving).filter_map(|slab| self.take(slab)).collect()
     }
 
     /// Number of slabs that have notice.
     #[must_use]
     pub fn leaving(&self) -> usize {
-        let leaving = |slab: &usize| matches!(*self.slab(*slab), State::Leaving(_));
+        let leaving = |slab: &usize| matches!(*self.slab(*slab), SlabState::Leaving(_));
         (0..self.slabs.len()).filter(leaving).count()
     }
 
     /// Takes all slabs; reads and writes fail from then on.
     pub fn take_all(&self) -> Vec<Slab> {
-        let take = |slab| std::mem::replace(&mut *self.slab(slab), State::Gone).into_slab().ok();
+        let take =
+            |slab| std::mem::replace(&mut *self.slab(slab), SlabState::Gone).into_slab().ok();
         (0..self.slabs.len()).filter_map(take).collect()
     }
 
     /// Takes a slab if it has memory. An empty one stays as it is: it reads as zeros.
     fn take(&self, slab: usize) -> Option<Slab> {
         let mut state = self.slab(slab);
-        let taken = std::mem::replace(&mut *state, State::Gone).into_slab();
+        let taken = std::mem::replace(&mut *state, SlabState::Gone).into_slab();
         taken.map_err(|other| *state = other).ok()
     }
 
     /// Number of slabs that have memory.
     #[must_use]
     pub fn there(&self) -> usize {
-        let there = |slab: &usize| matches!(*self.slab(*slab), State::There(_) | State::Leaving(_));
+        let there =
+            |slab: &usize| matches!(*self.slab(*slab), SlabState::There(_) | SlabState::Leaving(_));
         (0..self.slabs.len()).filter(there).count()
     }
 
-    fn slab(&self, slab: usize) -> MutexGuard<'_, State> {
+    fn slab(&self, slab: usize) -> MutexGuard<'_, SlabState> {
         self.slabs[slab].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SlabState {
     /// The slab, or the state itself if it has no memory.
     fn into_slab(self) -> Result<Slab, Self> {
         match self {
@@ -142,7 +144,7 @@ impl State {
 }
 
 /// Divides a range by slabs.
-fn parts(offset: u64, length: u64) -> impl Iterator<Item = Part> {
+fn parts(offset: u64, length: u64) -> impl Iterator<Item = SlabPart> {
     let end = offset + length;
     let mut at = offset;
     std::iter::from_fn(move || {
@@ -151,11 +153,15 @@ fn parts(offset: u64, length: u64) -> impl Iterator<Item = Part> {
         let slab = at / SLAB as u64;
         at += length;
         let fits = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        (length > 0).then(|| Part { slab: fits(slab), begin: fits(begin), length: fits(length) })
+        (length > 0).then(|| SlabPart {
+            slab: fits(slab),
+            begin: fits(begin),
+            length: fits(length),
+        })
     })
 }
 
-impl Pages {
+impl SlabPages {
     fn of(slab: Slab) -> Self {
         Self { slab, written: Box::new([0; PAGES / 64]) }
     }
@@ -229,9 +235,9 @@ impl Layer for Memory {
         for part in parts(offset, rest.len() as u64) {
             let (now, after) = rest.split_at_mut(part.length);
             match &*self.slab(part.slab) {
-                State::There(pages) | State::Leaving(pages) => pages.read(part.begin, now),
-                State::Empty => now.fill(0),
-                State::Gone => return Read::Now(Err(Errno::Io)),
+                SlabState::There(pages) | SlabState::Leaving(pages) => pages.read(part.begin, now),
+                SlabState::Empty => now.fill(0),
+                SlabState::Gone => return Read::Now(Err(Errno::Io)),
             }
             rest = after;
         }
@@ -243,16 +249,16 @@ impl Layer for Memory {
         for part in parts(offset, data.len() as u64) {
             let (now, after) = rest.split_at(part.length);
             let mut slab = self.slab(part.slab);
-            if let State::Empty = *slab {
+            if let SlabState::Empty = *slab {
                 match Slab::new(SLAB) {
-                    Ok(new) => *slab = State::There(Pages::of(new)),
+                    Ok(new) => *slab = SlabState::There(SlabPages::of(new)),
                     Err(_) => return Answer::Now(Err(Errno::NoMemory)),
                 }
             }
             match &mut *slab {
-                State::There(pages) => pages.write(part.begin, now),
-                State::Leaving(_) => return Answer::Now(Err(Errno::NoSpace)),
-                State::Empty | State::Gone => return Answer::Now(Err(Errno::Io)),
+                SlabState::There(pages) => pages.write(part.begin, now),
+                SlabState::Leaving(_) => return Answer::Now(Err(Errno::NoSpace)),
+                SlabState::Empty | SlabState::Gone => return Answer::Now(Err(Errno::Io)),
             }
             rest = after;
         }
@@ -263,11 +269,11 @@ impl Layer for Memory {
         for part in parts(offset, length) {
             let mut slab = self.slab(part.slab);
             match &mut *slab {
-                State::There(pages) | State::Leaving(pages) => {
+                SlabState::There(pages) | SlabState::Leaving(pages) => {
                     pages.zero(part.begin, part.length);
                 }
-                State::Empty => {}
-                State::Gone => return Answer::Now(Err(Errno::Io)),
+                SlabState::Empty => {}
+                SlabState::Gone => return Answer::Now(Err(Errno::Io)),
             }
         }
         Answer::Now(Ok(()))
@@ -285,9 +291,9 @@ impl Layer for Memory {
             let pages = part.begin / PAGE..end.div_ceil(PAGE);
             pages.map(move |page| {
                 let is_hole = match &*slab {
-                    State::There(pages) | State::Leaving(pages) => !pages.is_written(page),
-                    State::Empty => true,
-                    State::Gone => false,
+                    SlabState::There(pages) | SlabState::Leaving(pages) => !pages.is_written(page),
+                    SlabState::Empty => true,
+                    SlabState::Gone => false,
                 };
                 let length = end.min((page + 1) * PAGE) - part.begin.max(page * PAGE);
                 Extent { length: u32::try_from(length).unwrap_or(u32::MAX), is_hole }

@@ -66,7 +66,7 @@ pub(crate) fn host_of(address: &str) -> &str {
 
 /// Place of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct PageLocation {
     repository: u16,
     /// Number of the lease there.
     lease: NonZeroU32,
@@ -75,9 +75,9 @@ struct Place {
 }
 
 /// There is one for each page.
-const _: () = assert!(size_of::<Option<Place>>() == 12);
+const _: () = assert!(size_of::<Option<PageLocation>>() == 12);
 
-impl Place {
+impl PageLocation {
     fn slab(self) -> usize {
         self.page as usize / SLAB_PAGES
     }
@@ -87,7 +87,7 @@ impl Place {
 pub struct Remote {
     size: u64,
     /// Places of all pages, in shards. An empty shard has no places and takes no memory.
-    places: Vec<Mutex<Box<[Option<Place>]>>>,
+    places: Vec<Mutex<Box<[Option<PageLocation>]>>>,
     repositories: Vec<Arc<Repository>>,
     /// Whether new pages are written there.
     admits: AtomicBool,
@@ -120,9 +120,9 @@ struct Lease {
 }
 
 /// Pages that are adjacent here and within one slab there.
-struct Run {
+struct RemoteRun {
     client: Client,
-    first: Place,
+    first: PageLocation,
     /// Indices of its pages within the request.
     pages: Range<usize>,
 }
@@ -176,20 +176,20 @@ impl Remote {
         shards.sum()
     }
 
-    fn shard(&self, page: u64) -> (MutexGuard<'_, Box<[Option<Place>]>>, usize) {
+    fn shard(&self, page: u64) -> (MutexGuard<'_, Box<[Option<PageLocation>]>>, usize) {
         let page = usize::try_from(page).unwrap_or(usize::MAX);
         let shard = self.places[page / SHARD].lock().unwrap_or_else(PoisonError::into_inner);
         (shard, page % SHARD)
     }
 
     /// Place of a page.
-    fn place(&self, page: u64) -> Option<Place> {
+    fn place(&self, page: u64) -> Option<PageLocation> {
         let (shard, page) = self.shard(page);
         shard.get(page).copied().flatten()
     }
 
     /// Records the place of a page.
-    fn set_place(&self, page: u64, place: Option<Place>) {
+    fn set_place(&self, page: u64, place: Option<PageLocation>) {
         let (mut shard, page) = self.shard(page);
         if shard.is_empty() {
             *shard = vec![None; SHARD].into_boxed_slice();
@@ -198,30 +198,34 @@ impl Remote {
     }
 
     /// Removes the place of a page, if `was` accepts it, and returns it.
-    fn take_place(&self, page: u64, was: impl FnOnce(&Place) -> bool) -> Option<Place> {
+    fn take_place(
+        &self,
+        page: u64,
+        was: impl FnOnce(&PageLocation) -> bool,
+    ) -> Option<PageLocation> {
         let (mut shard, page) = self.shard(page);
         shard.get_mut(page)?.take_if(|place| was(place))
     }
 
     /// Client for the page at `place`; `None`: the page is lost.
-    fn client(&self, place: &Place) -> Option<Client> {
+    fn client(&self, place: &PageLocation) -> Option<Client> {
         let lease = self.repositories[usize::from(place.repository)].lease();
         lease.as_ref().filter(|lease| lease.number == place.lease).map(|l| l.client.clone())
     }
 
     /// An unused place in the repository with the most room.
-    fn find_room(&self) -> Option<Place> {
+    fn find_room(&self) -> Option<PageLocation> {
         let room = |repository: &Repository| repository.lease().as_ref().map(Lease::room);
         let repositories = self.repositories.iter().enumerate();
         let (index, repository) = repositories.max_by_key(|(_, repository)| room(repository))?;
         let mut lease = repository.lease();
         let lease = lease.as_mut()?;
         let page = lease.take_room()?;
-        Some(Place { repository: u16::try_from(index).ok()?, lease: lease.number, page })
+        Some(PageLocation { repository: u16::try_from(index).ok()?, lease: lease.number, page })
     }
 
     /// Marks a place as unused.
-    fn free(&self, place: Place) {
+    fn free(&self, place: PageLocation) {
         let mut lease = self.repositories[usize::from(place.repository)].lease();
         if let Some(lease) = lease.as_mut().filter(|lease| lease.number == place.lease)
             && !lease.refused.contains(&place.slab())
@@ -231,7 +235,7 @@ impl Remote {
     }
 
     /// Whether the place can be written again.
-    fn is_writable(&self, place: Place) -> bool {
+    fn is_writable(&self, place: PageLocation) -> bool {
         let lease = self.repositories[usize::from(place.repository)].lease();
         let lease = lease.as_ref().filter(|lease| lease.number == place.lease);
         lease.is_some_and(|lease| !lease.refused.contains(&place.slab()))
@@ -241,20 +245,22 @@ impl Remote {
     fn runs(
         &self,
         pages: impl Iterator<Item = u64>,
-        mut place: impl FnMut(u64) -> Option<Place>,
-    ) -> Option<Vec<Run>> {
-        let mut runs: Vec<Run> = Vec::new();
-        let mut last: Option<Place> = None;
+        mut place: impl FnMut(u64) -> Option<PageLocation>,
+    ) -> Option<Vec<RemoteRun>> {
+        let mut runs: Vec<RemoteRun> = Vec::new();
+        let mut last: Option<PageLocation> = None;
         for (i, page) in pages.enumerate() {
             let found = place(page)?;
             let follows = last.is_some_and(|last| {
-                Place { page: last.page + 1, ..last } == found && last.slab() == found.slab()
+                PageLocation { page: last.page + 1, ..last } == found && last.slab() == found.slab()
             });
             match runs.last_mut().filter(|_| follows) {
                 Some(run) => run.pages.end = i + 1,
-                None => {
-                    runs.push(Run { client: self.client(&found)?, first: found, pages: i..i + 1 })
-                }
+                None => runs.push(RemoteRun {
+                    client: self.client(&found)?,
+                    first: found,
+                    pages: i..i + 1,
+                }),
             }
             last = Some(found);
         }
@@ -262,7 +268,7 @@ impl Remote {
     }
 
     /// Place for writing a page: its present one if that can be written, or else a new one.
-    fn place_for(&self, page: u64) -> Option<Place> {
+    fn place_for(&self, page: u64) -> Option<PageLocation> {
         let has = self.place(page);
         if has.is_some_and(|place| self.is_writable(place)) {
             return has;
@@ -281,8 +287,8 @@ impl Remote {
     }
 
     /// Handles the failure of a run, in a request that begins at page `begin`.
-    fn failed(&self, error: &ClientError, run: &Run, begin: u64) -> Errno {
-        let Place { repository, lease: number, page: first } = run.first;
+    fn failed(&self, error: &ClientError, run: &RemoteRun, begin: u64) -> Errno {
+        let PageLocation { repository, lease: number, page: first } = run.first;
         if !matches!(error, ClientError::Refused(_)) {
             return Errno::Io;
         }
@@ -293,14 +299,18 @@ impl Remote {
         }
         drop(lease);
         for (page, there) in run.pages.clone().zip(first..) {
-            let was = Place { page: there, ..run.first };
+            let was = PageLocation { page: there, ..run.first };
             self.take_place(begin + page as u64, |now| *now == was);
         }
         Errno::Io
     }
 
-    async fn read(&self, runs: Vec<Run>, (offset, length): (u64, usize)) -> Result<Vec<u8>, Errno> {
-        let read = async |run: &Run| {
+    async fn read(
+        &self,
+        runs: Vec<RemoteRun>,
+        (offset, length): (u64, usize),
+    ) -> Result<Vec<u8>, Errno> {
+        let read = async |run: &RemoteRun| {
             let read = run.client.read(run.at(), run.length()).await;
             read.map_err(|error| self.failed(&error, run, offset / PAGE as u64))
         };
@@ -326,7 +336,7 @@ fn pages_of(offset: u64, length: u64) -> Range<u64> {
     offset / PAGE as u64..(offset + length) / PAGE as u64
 }
 
-impl Run {
+impl RemoteRun {
     /// Offset in the lease at which it begins, in bytes.
     fn at(&self) -> u64 {
         u64::from(self.first.page) * PAGE as u64
@@ -472,7 +482,7 @@ impl Layer for Remote {
         };
         let data = data.to_vec();
         Answer::Later(Box::pin(async move {
-            let write = async |run: &Run| {
+            let write = async |run: &RemoteRun| {
                 let part = run.pages.start * PAGE..run.pages.end * PAGE;
                 let written = run.client.write(run.at(), &data[part]).await;
                 written.map_err(|error| self.failed(&error, run, pages.start))

@@ -85,7 +85,7 @@ fn nonce(write: u64) -> Nonce {
 
 /// Content of a page.
 #[derive(Clone, Copy)]
-enum Content {
+enum PageContent {
     /// It was never written, or a write to it is not done yet.
     Unknown,
     /// It is zeros; the layer below is not asked.
@@ -96,7 +96,7 @@ enum Content {
 
 /// State of a page, packed: there is one for each page.
 #[derive(Clone, Copy, Default)]
-struct Known {
+struct PageSeal {
     /// Number of the write that began last, with [`ZEROS`] or [`SEALED`].
     begun: u64,
     /// The tag of that write, if the page is sealed.
@@ -107,9 +107,9 @@ struct Known {
 const ZEROS: u64 = 1 << 62;
 /// The page is in the layer below.
 const SEALED: u64 = 1 << 63;
-const _: () = assert!(size_of::<Known>() == 24);
+const _: () = assert!(size_of::<PageSeal>() == 24);
 
-impl Known {
+impl PageSeal {
     fn unknown(write: u64) -> Self {
         Self { begun: write, tag: Default::default() }
     }
@@ -128,11 +128,11 @@ impl Known {
         self.tag.copy_from_slice(mark.tag.as_ref());
     }
 
-    fn content(&self) -> Content {
+    fn content(&self) -> PageContent {
         if self.begun & SEALED != 0 {
-            return Content::Sealed(Mark { write: self.begun(), tag: self.tag.into() });
+            return PageContent::Sealed(Mark { write: self.begun(), tag: self.tag.into() });
         }
-        if self.begun & ZEROS != 0 { Content::Zeros } else { Content::Unknown }
+        if self.begun & ZEROS != 0 { PageContent::Zeros } else { PageContent::Unknown }
     }
 }
 
@@ -140,11 +140,11 @@ impl Known {
 #[derive(Default)]
 struct Shard {
     /// State of each page; empty: all have the state `all`, and the shard takes no memory.
-    each: Box<[Known]>,
-    all: Known,
+    each: Box<[PageSeal]>,
+    all: PageSeal,
 }
 
-impl Content {
+impl PageContent {
     fn mark(&self) -> Option<&Mark> {
         match self {
             Self::Sealed(mark) => Some(mark),
@@ -162,12 +162,12 @@ impl Content {
 }
 
 impl Shard {
-    fn page(&self, page: usize) -> &Known {
+    fn page(&self, page: usize) -> &PageSeal {
         self.each.get(page).unwrap_or(&self.all)
     }
 
     /// Begins writes to these pages.
-    fn begin(&mut self, pages: Range<usize>, known: Known) {
+    fn begin(&mut self, pages: Range<usize>, known: PageSeal) {
         if self.each.is_empty() {
             self.each = vec![self.all; SHARD].into_boxed_slice();
         }
@@ -180,8 +180,8 @@ impl Shard {
     }
 
     /// Begins a write to all pages.
-    fn begin_all(&mut self, known: Known) {
-        let is_latest = |page: &Known| known.begun() >= page.begun();
+    fn begin_all(&mut self, known: PageSeal) {
+        let is_latest = |page: &PageSeal| known.begun() >= page.begun();
         if is_latest(&self.all) && self.each.iter().all(is_latest) {
             *self = Self { each: Box::default(), all: known };
         } else {
@@ -221,7 +221,7 @@ impl Seal {
         (shard.unwrap_or_else(PoisonError::into_inner), place % SHARD)
     }
 
-    fn content(&self, place: u64) -> Content {
+    fn content(&self, place: u64) -> PageContent {
         let (shard, place) = self.shard(place);
         shard.page(place).content()
     }
@@ -229,7 +229,7 @@ impl Seal {
     /// Begins a write of this number; the content of the page is unknown until it is done.
     fn begin(&self, place: u64, write: u64) {
         let (mut shard, place) = self.shard(place);
-        shard.begin(place..place + 1, Known::unknown(write));
+        shard.begin(place..place + 1, PageSeal::unknown(write));
     }
 
     /// Ends the write of this mark: its page is in the layer below, unless another write began
@@ -250,7 +250,7 @@ impl Seal {
             // No page was ever written there: a disk may be trimmed as a whole before it is used.
             return;
         }
-        let known = Known::zeros(write);
+        let known = PageSeal::zeros(write);
         if (first, end) == (0, SHARD) {
             shard.begin_all(known);
         } else {
@@ -259,11 +259,11 @@ impl Seal {
     }
 
     /// Reads pages, none of which is unknown.
-    async fn open(&self, offset: u64, pages: Vec<Content>) -> Result<Vec<u8>, Errno> {
+    async fn open(&self, offset: u64, pages: Vec<PageContent>) -> Result<Vec<u8>, Errno> {
         let mut data = Vec::new();
         for run in pages.chunk_by(|page, next| page.is_zeros() == next.is_zeros()) {
             let read = match run {
-                [Content::Zeros, ..] => vec![0; run.len() * PAGE],
+                [PageContent::Zeros, ..] => vec![0; run.len() * PAGE],
                 _ => self.open_sealed(offset + data.len() as u64, run).await?,
             };
             if data.is_empty() {
@@ -276,9 +276,9 @@ impl Seal {
     }
 
     /// Reads pages, all of which are sealed.
-    async fn open_sealed(&self, offset: u64, pages: &[Content]) -> Result<Vec<u8>, Errno> {
+    async fn open_sealed(&self, offset: u64, pages: &[PageContent]) -> Result<Vec<u8>, Errno> {
         let mut data = layer::read(&*self.below, offset, pages.len() * PAGE).await?;
-        let marks = pages.iter().filter_map(Content::mark);
+        let marks = pages.iter().filter_map(PageContent::mark);
         let first = offset / PAGE as u64;
         for ((page, mark), place) in data.chunks_exact_mut(PAGE).zip(marks).zip(first..) {
             if !self.sealer.open(mark, place, page) {
@@ -308,12 +308,12 @@ impl Layer for Seal {
 
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
         let first = offset / PAGE as u64;
-        let pages: Vec<Content> =
+        let pages: Vec<PageContent> =
             (first..).take(into.len() / PAGE).map(|place| self.content(place)).collect();
-        if pages.iter().any(Content::is_unknown) {
+        if pages.iter().any(PageContent::is_unknown) {
             return Read::Now(Err(Errno::Io));
         }
-        if pages.iter().all(Content::is_zeros) {
+        if pages.iter().all(PageContent::is_zeros) {
             into.fill(0);
             return Read::Now(Ok(()));
         }
@@ -367,9 +367,9 @@ impl Layer for Seal {
         reply::join((first..).zip(below).map(|(place, is_hole)| Extent {
             length: wire::length(PAGE),
             is_hole: match self.content(place) {
-                Content::Unknown => true,
-                Content::Zeros => false,
-                Content::Sealed(_) => is_hole,
+                PageContent::Unknown => true,
+                PageContent::Zeros => false,
+                PageContent::Sealed(_) => is_hole,
             },
         }))
     }

@@ -35,12 +35,12 @@ pub struct WriteThrough {
     near: Arc<dyn Layer>,
     below: Arc<dyn Layer>,
     writes: Writes,
-    counters: Counters,
+    counters: WriteThroughCounters,
 }
 
 /// Number of reads by the layer that answered them.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct WriteThroughCounters {
     /// Answered by the near layer.
     pub near: AtomicU64,
     /// Answered by the layer below, because the near one lacks the pages.
@@ -54,12 +54,12 @@ impl WriteThrough {
     #[must_use]
     pub fn new(near: Arc<dyn Layer>, below: Arc<dyn Layer>) -> Self {
         debug_assert_eq!(near.size(), below.size(), "two sizes of one export");
-        Self { near, below, writes: Writes::default(), counters: Counters::default() }
+        Self { near, below, writes: Writes::default(), counters: WriteThroughCounters::default() }
     }
 
     /// Number of reads by the layer that answered them.
     #[must_use]
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &WriteThroughCounters {
         &self.counters
     }
 

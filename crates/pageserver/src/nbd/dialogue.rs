@@ -6,7 +6,7 @@ use super::wire::{
     self, ALLOCATION, Bytes, MAX_OPTION, MAX_STRING, export_flag, info, option, option_reply,
     push_text,
 };
-use super::{Asked, ProtocolError};
+use super::{HandshakeRequest, ProtocolError};
 
 /// Maximum number of replies in a negotiation.
 const MAX_REPLIES: u32 = 4096;
@@ -161,7 +161,7 @@ impl Dialogue {
                 self.waits = Waits::Handshake;
                 return Ok(Step::StartTls);
             }
-            Waits::Tls if is_error => return Err(refused(Asked::Tls, kind, data)),
+            Waits::Tls if is_error => return Err(refused(HandshakeRequest::Tls, kind, data)),
             Waits::Structured if kind == option_reply::ACK && self.wanted.status => {
                 self.structured = true;
                 self.ask_status(out);
@@ -188,7 +188,7 @@ impl Dialogue {
                     status: self.status,
                 }));
             }
-            Waits::Go if is_error => return Err(refused(Asked::Export, kind, data)),
+            Waits::Go if is_error => return Err(refused(HandshakeRequest::Export, kind, data)),
             _ => return Err(ProtocolError::Broken("the server's answer is of another kind")),
         }
         Ok(Step::Next)
@@ -252,7 +252,7 @@ fn ask(out: &mut Vec<u8>, number: u32, data: &[u8]) {
     out.extend_from_slice(data);
 }
 
-fn refused(what: Asked, kind: u32, data: &[u8]) -> ProtocolError {
+fn refused(what: HandshakeRequest, kind: u32, data: &[u8]) -> ProtocolError {
     let name = match kind {
         option_reply::UNSUPPORTED => "it does not know that",
         option_reply::POLICY => "it may not",

@@ -94,7 +94,7 @@ pub struct Negotiation {
 }
 
 /// An option that the client sent.
-struct Asked<'a> {
+struct ClientOption<'a> {
     number: u32,
     data: &'a [u8],
 }
@@ -145,7 +145,7 @@ impl Negotiation {
         if self.options > MAX_OPTIONS {
             return Err(ProtocolError::Broken("the client sends options without an end"));
         }
-        let step = self.answer(&Asked { number, data }, exports, out)?;
+        let step = self.answer(&ClientOption { number, data }, exports, out)?;
         Ok(Some((16 + data.len(), step)))
     }
 
@@ -163,7 +163,7 @@ impl Negotiation {
 
     fn answer(
         &mut self,
-        asked: &Asked<'_>,
+        asked: &ClientOption<'_>,
         exports: &dyn Exports,
         out: &mut Vec<u8>,
     ) -> Result<Step, ProtocolError> {
@@ -206,7 +206,7 @@ impl Negotiation {
         Ok(Step::Next)
     }
 
-    fn start_tls(&self, asked: &Asked<'_>, out: &mut Vec<u8>) -> Step {
+    fn start_tls(&self, asked: &ClientOption<'_>, out: &mut Vec<u8>) -> Step {
         let kind = match self.tls {
             _ if !asked.data.is_empty() => option_reply::INVALID,
             Tls::Required => option_reply::ACK,
@@ -219,7 +219,7 @@ impl Negotiation {
 
     fn export_name(
         &self,
-        asked: &Asked<'_>,
+        asked: &ClientOption<'_>,
         exports: &dyn Exports,
         out: &mut Vec<u8>,
     ) -> Result<Step, ProtocolError> {
@@ -237,7 +237,7 @@ impl Negotiation {
         Ok(Step::Chosen(Session { name, export, structured, status }))
     }
 
-    fn go(&self, asked: &Asked<'_>, exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
+    fn go(&self, asked: &ClientOption<'_>, exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
         let mut data = Bytes::new(asked.data);
         let name = data.text();
         let wants_are_whole =
@@ -286,7 +286,7 @@ impl Negotiation {
         Step::Chosen(Session { name: known_as, export, structured: self.structured, status })
     }
 
-    fn meta_context(&mut self, asked: &Asked<'_>, exports: &dyn Exports, out: &mut Vec<u8>) {
+    fn meta_context(&mut self, asked: &ClientOption<'_>, exports: &dyn Exports, out: &mut Vec<u8>) {
         let sets = asked.number == option::SET_META_CONTEXT;
         if sets {
             self.status = None;
@@ -332,7 +332,7 @@ impl Negotiation {
     }
 }
 
-impl Asked<'_> {
+impl ClientOption<'_> {
     fn reply(&self, out: &mut Vec<u8>, kind: u32, data: &[u8]) {
         out.extend_from_slice(&wire::OPTION_REPLY.to_be_bytes());
         out.extend_from_slice(&self.number.to_be_bytes());

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::AsyncWrite;
 
-use crate::budget::{Budget, Held};
+use crate::budget::{Budget, BudgetCharge};
 
 /// Bytes beyond a piece that are not charged to the budget: room for headers, so that the replies
 /// to 64 requests for a page fit.
@@ -21,14 +21,14 @@ const MOST: usize = 1 << 20;
 pub(super) struct Out {
     pub(super) buffer: Vec<u8>,
     sent: usize,
-    held: Held,
+    held: BudgetCharge,
     free: usize,
 }
 
 impl Out {
     pub(super) fn new(budget: Arc<Budget>) -> Self {
         let free = budget.piece() + BESIDE;
-        Self { buffer: Vec::new(), sent: 0, held: Held::new(budget, free), free }
+        Self { buffer: Vec::new(), sent: 0, held: BudgetCharge::new(budget, free), free }
     }
 
     /// Whether no reply waits.

@@ -57,10 +57,10 @@ pub(super) struct Live<C> {
     directory: PathBuf,
     side: &'static str,
     read: fn(&Path) -> Result<C, TlsError>,
-    state: Mutex<State<C>>,
+    state: Mutex<LiveState<C>>,
 }
 
-struct State<C> {
+struct LiveState<C> {
     config: Arc<C>,
     revoked: Revoked,
     stamp: Stamp,
@@ -80,7 +80,7 @@ impl<C: Send + Sync + 'static> Live<C> {
         read: fn(&Path) -> Result<C, TlsError>,
     ) -> Result<Arc<Self>, TlsError> {
         let stamp = stamp(directory, side);
-        let state = State {
+        let state = LiveState {
             config: Arc::new(read(directory)?),
             revoked: revoked(directory)?,
             stamp,
@@ -157,7 +157,7 @@ impl<C: Send + Sync + 'static> Live<C> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<C>> {
+    fn state(&self) -> MutexGuard<'_, LiveState<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -48,12 +48,12 @@ impl std::error::Error for OtherPurpose {}
 
 /// Requirements on a certificate in addition to the authority's signature.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct CertificateRequirements {
     pub(super) purpose: &'static str,
     pub(super) revoked: Revoked,
 }
 
-impl Wanted {
+impl CertificateRequirements {
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
         if self.revoked.contains(&fingerprint(certificate)) {
             return Err(Error::InvalidCertificate(CertificateError::Revoked));
@@ -70,7 +70,7 @@ impl Wanted {
 #[derive(Debug)]
 pub(super) struct Clients {
     pub(super) signed: Arc<dyn ClientCertVerifier>,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: CertificateRequirements,
 }
 
 impl ClientCertVerifier for Clients {
@@ -115,7 +115,7 @@ impl ClientCertVerifier for Clients {
 #[derive(Debug)]
 pub(super) struct Servers {
     pub(super) signed: Arc<WebPkiServerVerifier>,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: CertificateRequirements,
 }
 
 impl ServerCertVerifier for Servers {

@@ -15,7 +15,7 @@ pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// Properties of a certificate to be made.
 #[derive(Clone, Copy)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct CertificateSpec<'a> {
     /// The side that uses it.
     pub(crate) usage: Usage,
     /// Its purpose; empty: it names none.
@@ -34,11 +34,15 @@ pub(crate) enum Usage {
 }
 
 /// A valid server certificate.
-pub(crate) const SERVER: Wish<'static> =
-    Wish { usage: Usage::Server, purpose: "repository", name: "localhost", days: (-1, 30) };
+pub(crate) const SERVER: CertificateSpec<'static> = CertificateSpec {
+    usage: Usage::Server,
+    purpose: "repository",
+    name: "localhost",
+    days: (-1, 30),
+};
 /// A valid client certificate.
-pub(crate) const CLIENT: Wish<'static> =
-    Wish { usage: Usage::Client, purpose: "disks", name: "client", days: (-1, 30) };
+pub(crate) const CLIENT: CertificateSpec<'static> =
+    CertificateSpec { usage: Usage::Client, purpose: "disks", name: "client", days: (-1, 30) };
 
 impl Authority {
     /// A new authority.
@@ -50,7 +54,7 @@ impl Authority {
     }
 
     /// A new certificate and its key, as PEM.
-    pub(crate) fn sign(&self, wish: Wish<'_>) -> (String, String) {
+    pub(crate) fn sign(&self, wish: CertificateSpec<'_>) -> (String, String) {
         let mut params = CertificateParams::new(vec![wish.name.to_owned()]).unwrap();
         if !wish.purpose.is_empty() {
             let uri = format!("urn:overbook:{}:{}", wish.purpose, wish.name);
@@ -73,7 +77,13 @@ impl Authority {
 
     /// A directory with the files of one side. That side trusts this authority, and its own
     /// certificate is signed by `signer`.
-    pub(crate) fn files(&self, below: &Path, signer: &Self, side: &str, wish: Wish<'_>) -> PathBuf {
+    pub(crate) fn files(
+        &self,
+        below: &Path,
+        signer: &Self,
+        side: &str,
+        wish: CertificateSpec<'_>,
+    ) -> PathBuf {
         let dir = tempfile::tempdir_in(below).unwrap().keep();
         let (certificate, key) = signer.sign(wish);
         std::fs::write(dir.join("ca-cert.pem"), self.pem()).unwrap();

@@ -22,9 +22,9 @@ use tokio::net::{UnixListener, UnixStream};
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A catalogue with one export, of this name.
-pub(crate) struct One(pub(crate) &'static str, pub(crate) Arc<dyn Layer>);
+pub(crate) struct SingleExport(pub(crate) &'static str, pub(crate) Arc<dyn Layer>);
 
-impl Catalogue for One {
+impl Catalogue for SingleExport {
     fn list(&self) -> Vec<String> {
         vec![self.0.to_owned()]
     }

@@ -114,12 +114,12 @@ pub(crate) async fn to_the_end(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8>
     all
 }
 
-struct Disk;
+struct DiskExport;
 
 /// The disk of a simulated server.
 pub(crate) const DISK: Export = Export { size: 1 << 20, read_only: false, block: 1 };
 
-impl Exports for Disk {
+impl Exports for DiskExport {
     fn list(&self) -> Vec<String> {
         Vec::new()
     }
@@ -144,7 +144,7 @@ pub(crate) fn server_says() -> Vec<u8> {
             }
         }
         while let Some((length, step)) =
-            negotiation.advance(&hears[heard..], &Disk, &mut says).unwrap()
+            negotiation.advance(&hears[heard..], &DiskExport, &mut says).unwrap()
         {
             heard += length;
             if matches!(step, negotiation::Step::Chosen(_)) {

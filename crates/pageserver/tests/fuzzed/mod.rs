@@ -321,7 +321,7 @@ fn talk(wanted: Wanted, bytes: &[u8], piece: usize) -> Talked {
 }
 
 /// A client's request in a target; a byte or two encode its offset and length.
-struct Question {
+struct FuzzedRequest {
     command: Command,
     offset: u64,
     length: u32,
@@ -336,7 +336,7 @@ pub(crate) fn in_flight(data: &[u8]) {
     let mut questions = Vec::new();
     for _ in 0..=(choice >> 1 & 7) {
         let (command, offset) = (choices.of(&COMMANDS), choices.byte().into());
-        questions.push(Question { command, offset, length: u32::from(choices.byte()) + 1 });
+        questions.push(FuzzedRequest { command, offset, length: u32::from(choices.byte()) + 1 });
     }
     let bytes =
         if choice & 1 == 0 { choices.0.to_vec() } else { replies(&mut choices, &questions) };
@@ -345,7 +345,7 @@ pub(crate) fn in_flight(data: &[u8]) {
     assert_eq!(whole, pieces, "it matters in which pieces replies come");
 }
 
-fn replies(choices: &mut Choices<'_>, questions: &[Question]) -> Vec<u8> {
+fn replies(choices: &mut Choices<'_>, questions: &[FuzzedRequest]) -> Vec<u8> {
     let mut all = Vec::new();
     while !choices.is_empty() {
         let choice = choices.byte();
@@ -394,11 +394,11 @@ fn replies(choices: &mut Choices<'_>, questions: &[Question]) -> Vec<u8> {
 
 type Heard = (Vec<Option<Finished>>, Option<ProtocolError>);
 
-fn hear(questions: &[Question], bytes: &[u8], piece: usize) -> Heard {
+fn hear(questions: &[FuzzedRequest], bytes: &[u8], piece: usize) -> Heard {
     let mut in_flight = InFlight::default();
-    let mut open: Vec<Option<&Question>> = Vec::new();
+    let mut open: Vec<Option<&FuzzedRequest>> = Vec::new();
     for question in questions {
-        let Question { command, offset, length } = *question;
+        let FuzzedRequest { command, offset, length } = *question;
         assert_eq!(in_flight.ask(command, offset, length), open.len() as u64);
         open.push(Some(question));
     }
@@ -420,7 +420,7 @@ fn hear(questions: &[Question], bytes: &[u8], piece: usize) -> Heard {
     })
 }
 
-fn fits(question: &Question, result: &Result<Brought, Errno>) {
+fn fits(question: &FuzzedRequest, result: &Result<Brought, Errno>) {
     match (question.command, result) {
         (_, Err(_)) => {}
         (Command::Read, Ok(Brought::Data(data))) => {

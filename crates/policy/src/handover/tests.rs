@@ -6,7 +6,7 @@ use super::*;
 
 /// The state of one intent on both hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
+struct IntentState {
     source: Option<SourceStep>,
     target: Option<TargetStep>,
     /// Each host's last read of the other's step; it may be old.
@@ -42,7 +42,7 @@ enum Deed {
 }
 
 const ADDRESS: &str = "tcp:10.0.0.2:4444";
-/// The hosts' indexes in [`World::does`].
+/// The hosts' indexes in [`IntentState::does`].
 const HERE: usize = 0;
 const THERE: usize = 1;
 const SENDING: SourceQemu = SourceQemu::Sending { is_slow: false };
@@ -51,7 +51,7 @@ fn why() -> String {
     "test".to_owned()
 }
 
-impl World {
+impl IntentState {
     fn begin(deaths: u8) -> Self {
         Self {
             source: None,
@@ -84,7 +84,7 @@ impl World {
     }
 
     fn decide_source(&self, here: &SourceQemu) -> Option<Deed> {
-        let seen = Seen {
+        let seen = IntentView {
             source: self.source.as_ref(),
             target: self.seen_target.as_ref(),
             is_late: self.is_late,
@@ -106,7 +106,7 @@ impl World {
     }
 
     fn decide_target(&self) -> Option<Deed> {
-        let seen = Seen {
+        let seen = IntentView {
             source: self.seen_source.as_ref(),
             target: self.target.as_ref(),
             is_late: self.is_late,
@@ -252,7 +252,7 @@ impl World {
 }
 
 /// Visits every world that is reachable from `begin`; `look` sees each of them once.
-fn explore(begin: World, mut look: impl FnMut(&World)) -> usize {
+fn explore(begin: IntentState, mut look: impl FnMut(&IntentState)) -> usize {
     let mut seen = HashSet::from([begin.clone()]);
     let mut open = vec![begin];
     while let Some(world) = open.pop() {
@@ -270,7 +270,7 @@ fn explore(begin: World, mut look: impl FnMut(&World)) -> usize {
 #[test]
 fn what_another_host_says_is_no_command_and_no_book() {
     let asked = |target: &TargetStep| {
-        let seen = Seen { target: Some(target), ..Seen::default() };
+        let seen = IntentView { target: Some(target), ..IntentView::default() };
         source(seen, &SourceQemu::Untouched)
     };
     for address in ["exec:reboot", "tcp:b:1", "tcp:10.0.0.2:0", "unix:/x", "tcp:[::1]:4,x", ""] {
@@ -309,22 +309,27 @@ fn only_what_both_configurations_name_alike_changes_hosts() {
 fn a_bar_holds_on_either_host_before_anything_is_begun_and_not_afterwards() {
     let bar = Some("not here");
     let prepared = TargetStep::Prepared { address: ADDRESS.to_owned() };
-    let seen = Seen { target: Some(&prepared), bar, ..Seen::default() };
+    let seen = IntentView { target: Some(&prepared), bar, ..IntentView::default() };
     let why = "not here".to_owned();
     let stays = SourceDeed::Write(SourceStep::Stayed { why: why.clone() });
     assert_eq!(source(seen, &SourceQemu::Untouched), stays);
-    let seen = Seen { bar, ..Seen::default() };
+    let seen = IntentView { bar, ..IntentView::default() };
     let refused = TargetDeed::Write(TargetStep::Refused { why });
     assert_eq!(target(seen, &TargetQemu::Absent), refused);
     // A guest that has arrived runs, even if the configuration has changed meanwhile.
     let switched = SourceStep::Switched;
-    let seen = Seen { source: Some(&switched), target: Some(&prepared), bar, ..Seen::default() };
+    let seen = IntentView {
+        source: Some(&switched),
+        target: Some(&prepared),
+        bar,
+        ..IntentView::default()
+    };
     assert_eq!(target(seen, &TargetQemu::Received), TargetDeed::Write(TargetStep::Runs));
 }
 
 #[test]
 fn a_guest_never_runs_twice_whoever_dies_when() {
-    let worlds = explore(World::begin(2), |world| {
+    let worlds = explore(IntentState::begin(2), |world| {
         assert!(!(world.runs_here() && world.runs_there()), "it runs twice: {world:#?}");
         // Changes made on the target are not available here any more.
         assert!(!(world.runs_here() && world.ran_there), "it runs again: {world:#?}");
@@ -335,7 +340,7 @@ fn a_guest_never_runs_twice_whoever_dies_when() {
 #[test]
 fn a_guest_runs_somewhere_in_the_end_if_no_qemu_dies() {
     let mut ends = [0, 0];
-    explore(World::begin(0), |world| {
+    explore(IntentState::begin(0), |world| {
         if world.is_over() {
             assert!(world.runs_here() || world.runs_there(), "it runs nowhere: {world:#?}");
             ends[usize::from(world.runs_there())] += 1;
@@ -350,7 +355,7 @@ fn a_guest_runs_somewhere_in_the_end_if_no_qemu_dies() {
 
 #[test]
 fn a_guest_survives_the_death_of_the_targets_qemu_until_it_runs_there() {
-    explore(World::begin(1), |world| {
+    explore(IntentState::begin(1), |world| {
         let died_there = world.deaths == 0 && world.here != SourceQemu::Gone;
         if world.is_over() && died_there && !world.ran_there {
             // During postcopy each host has only a part of the guest, so a death loses it.

@@ -37,7 +37,7 @@ use crate::{
 
 /// The data about a member that balancing needs.
 #[derive(Clone, Debug)]
-pub(crate) struct Seat {
+pub(crate) struct BalanceInput {
     /// Memory that the VM may use now.
     pub(crate) held: Bytes,
     /// The smallest possible size …
@@ -72,7 +72,7 @@ pub(crate) struct Round {
     pub(crate) sizes: Vec<Bytes>,
 }
 
-impl Seat {
+impl BalanceInput {
     /// Bytes that the VM occupies with `memory`. Memory that it gives up frees only its part;
     /// memory that it gains may all be used.
     fn occupied(&self, memory: Bytes) -> f64 {
@@ -80,7 +80,8 @@ impl Seat {
         (self.charged.0 as f64 - given_up).max(0.0) + memory.minus(self.held).0 as f64
     }
 
-    /// The inverse of [`Seat::occupied`]: the memory with which the VM occupies `occupied` bytes.
+    /// The inverse of [`BalanceInput::occupied`]: the memory with which the VM occupies `occupied`
+    /// bytes.
     fn memory_for(&self, occupied: f64) -> Bytes {
         let more = occupied - self.charged.0 as f64;
         let more = if more < 0.0 { more / self.frees } else { more };
@@ -113,21 +114,21 @@ impl Seat {
 
 /// Computes each member's size. `surplus` is free for all members; `overdrawn` is the amount by
 /// which they exceed the pool.
-pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
+pub(crate) fn round(seats: &[BalanceInput], surplus: Bytes, overdrawn: Bytes) -> Round {
     let pool: f64 = seats.iter().map(|seat| seat.occupied(seat.held)).sum::<f64>()
         + surplus.0 as f64
         - overdrawn.0 as f64;
     let mut wanted = least_waits(seats, pool);
     leave_the_rest(seats, &mut wanted, pool);
     // Untouched memory goes first: while there is some, no VM that suffers gives up memory.
-    let touched = |seat: &Seat| seat.held.minus(seat.untouched).max(seat.least);
-    let is_cheap = |seat: &Seat| {
+    let touched = |seat: &BalanceInput| seat.held.minus(seat.untouched).max(seat.least);
+    let is_cheap = |seat: &BalanceInput| {
         let much = seat.held.percent(tuning::STEP_PERCENT).max(tuning::UNIT);
         !seat.suffers && seat.held.minus(touched(seat)) >= much
     };
-    let gives = |(seat, wanted): (&Seat, &Bytes)| seat.suffers && *wanted < seat.held;
+    let gives = |(seat, wanted): (&BalanceInput, &Bytes)| seat.suffers && *wanted < seat.held;
     let is_cheaper_left = seats.iter().any(is_cheap) && seats.iter().zip(&wanted).any(gives);
-    let size = |(seat, wanted): (&Seat, &Bytes)| {
+    let size = |(seat, wanted): (&BalanceInput, &Bytes)| {
         if is_cheaper_left && seat.suffers {
             (*wanted).max(seat.held)
         } else if is_cheaper_left && is_cheap(seat) {
@@ -141,8 +142,8 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
 }
 
 /// Memory that no VM wants stays with its holders, in proportion.
-fn leave_the_rest(seats: &[Seat], wanted: &mut [Bytes], pool: f64) {
-    let taken = |(seat, wanted): (&Seat, &Bytes)| {
+fn leave_the_rest(seats: &[BalanceInput], wanted: &mut [Bytes], pool: f64) {
+    let taken = |(seat, wanted): (&BalanceInput, &Bytes)| {
         (seat.occupied(seat.held) - seat.occupied(*wanted)).max(0.0)
     };
     let all: f64 = seats.iter().zip(wanted.iter()).map(taken).sum();
@@ -158,8 +159,8 @@ fn leave_the_rest(seats: &[Seat], wanted: &mut [Bytes], pool: f64) {
 }
 
 /// The sizes of least cost that fit, higher priorities first.
-fn least_waits(seats: &[Seat], pool: f64) -> Vec<Bytes> {
-    let span = |seat: &Seat| seat.occupied(seat.most) - seat.occupied(seat.least);
+fn least_waits(seats: &[BalanceInput], pool: f64) -> Vec<Bytes> {
+    let span = |seat: &BalanceInput| seat.occupied(seat.most) - seat.occupied(seat.least);
     let widest = seats.iter().map(span).fold(0.0, f64::max);
     let unit = (widest / tuning::MOST_SIZES as f64).max(Bytes::mib(1).0 as f64);
     let least: f64 = seats.iter().map(|seat| seat.occupied(seat.least)).sum();
@@ -168,7 +169,7 @@ fn least_waits(seats: &[Seat], pool: f64) -> Vec<Bytes> {
     for (index, seat) in seats.iter().enumerate() {
         classes.entry(seat.priority).or_default().push(index);
     }
-    let size = |seat: &Seat, at: u32| {
+    let size = |seat: &BalanceInput, at: u32| {
         let occupied = seat.occupied(seat.least) + f64::from(at) * unit;
         seat.memory_for(occupied).clamp(seat.least, seat.most)
     };
@@ -221,14 +222,19 @@ mod tests {
     use super::*;
 
     /// A VM that swaps `per_second` MiB a second, which ends with 50 MiB more.
-    fn swapping(held: u64, per_second: u64) -> Seat {
+    fn swapping(held: u64, per_second: u64) -> BalanceInput {
         let worth = Worth::of_swapping(Bytes::mib(held), Bytes::mib(per_second), Bytes::mib(50));
-        Seat { most: Bytes::mib(held + 50), suffers: per_second > 0, worth, ..calm(held, 0) }
+        BalanceInput {
+            most: Bytes::mib(held + 50),
+            suffers: per_second > 0,
+            worth,
+            ..calm(held, 0)
+        }
     }
 
     /// A VM that waits for nothing at any size.
-    fn calm(held: u64, untouched: u64) -> Seat {
-        Seat {
+    fn calm(held: u64, untouched: u64) -> BalanceInput {
+        BalanceInput {
             held: Bytes::mib(held),
             least: Bytes::mib(64),
             most: Bytes::mib(512),
@@ -244,7 +250,7 @@ mod tests {
         }
     }
 
-    fn sizes(seats: &[Seat], surplus: u64) -> Vec<u64> {
+    fn sizes(seats: &[BalanceInput], surplus: u64) -> Vec<u64> {
         let round = round(seats, Bytes::mib(surplus), Bytes::ZERO);
         round.sizes.iter().map(|size| size.0 >> 20).collect()
     }
@@ -264,23 +270,23 @@ mod tests {
 
     #[test]
     fn the_higher_priority_comes_first_and_then_the_longer_wait() {
-        let prior = Seat { priority: 1, ..swapping(200, 1) };
+        let prior = BalanceInput { priority: 1, ..swapping(200, 1) };
         assert_eq!(sizes(&[swapping(200, 10), prior], 50), [200, 250]);
         assert_eq!(sizes(&[swapping(200, 10), swapping(200, 1)], 50), [250, 200]);
-        let weighty = Seat { weight: 20.0, ..swapping(200, 1) };
+        let weighty = BalanceInput { weight: 20.0, ..swapping(200, 1) };
         assert_eq!(sizes(&[swapping(200, 10), weighty], 50), [200, 250]);
     }
 
     #[test]
     fn who_suffers_gives_nothing_while_others_have_what_they_do_not_touch() {
-        let worthless = |held| Seat { suffers: true, ..calm(held, 0) };
+        let worthless = |held| BalanceInput { suffers: true, ..calm(held, 0) };
         assert_eq!(sizes(&[worthless(300), calm(300, 20), swapping(200, 10)], 0), [300, 270, 250]);
         assert_eq!(sizes(&[worthless(300), calm(64, 0), swapping(200, 10)], 0)[0], 270);
     }
 
     #[test]
     fn shared_pages_cost_their_share() {
-        let shared = Seat { frees: 0.5, charged: Bytes::mib(128), ..calm(256, 0) };
+        let shared = BalanceInput { frees: 0.5, charged: Bytes::mib(128), ..calm(256, 0) };
         let mib = |occupied: f64| (occupied / f64::from(1 << 20)).round();
         assert_eq!(
             [156, 256, 300].map(|at| mib(shared.occupied(Bytes::mib(at)))),

@@ -27,7 +27,7 @@ pub(crate) fn name(i: usize) -> VmName {
 
 /// The state of one VM in one tick.
 #[derive(Clone, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct VmFrame {
     /// The incarnation; `None`: the VM is absent.
     pub(crate) incarnation: Option<u64>,
     /// Whether QEMU answers.
@@ -50,7 +50,7 @@ pub(crate) struct Shown {
     pub(crate) tracking: Option<(Tracking, u64)>,
 }
 
-impl Shown {
+impl VmFrame {
     /// No such VM.
     pub(crate) fn absent() -> Self {
         Self {
@@ -75,7 +75,7 @@ pub(crate) struct Frame {
     /// The host's total and available memory, and the reading's age.
     pub(crate) host: Option<(Bytes, Bytes, u64)>,
     /// The VMs.
-    pub(crate) vms: Vec<Shown>,
+    pub(crate) vms: Vec<VmFrame>,
     /// Whether the actions of this tick are carried out.
     pub(crate) is_applied: bool,
 }
@@ -118,7 +118,7 @@ impl World {
         view
     }
 
-    fn vm(&mut self, i: usize, incarnation: u64, shown: &Shown) -> VmView {
+    fn vm(&mut self, i: usize, incarnation: u64, shown: &VmFrame) -> VmView {
         let ram = self.rams[i];
         let limits =
             self.spec.group_of(&name(i)).map(|(_, g)| self.spec.limits_of(&name(i), g, ram));
@@ -253,7 +253,7 @@ fn tracking() -> impl Strategy<Value = Tracking> {
     )
 }
 
-fn shown() -> impl Strategy<Value = Shown> {
+fn shown() -> impl Strategy<Value = VmFrame> {
     let incarnation = prop_oneof![30 => Just(Some(1)), 1 => Just(Some(2)), 2 => Just(None)];
     let balloon = prop_oneof![
         20 => Just(None),
@@ -277,7 +277,7 @@ fn shown() -> impl Strategy<Value = Shown> {
             prop::option::weighted(0.7, (tracking(), age())),
         ),
     )
-        .prop_map(|(incarnation, is_up, balloon, balloon_age, stats, used, others)| Shown {
+        .prop_map(|(incarnation, is_up, balloon, balloon_age, stats, used, others)| VmFrame {
             incarnation,
             is_up,
             balloon,

@@ -12,7 +12,7 @@ use model::{
 use policy::{Memory, tick};
 
 /// A group of VMs on a large host; the state stays the same unless a test changes it.
-pub(crate) struct World {
+pub(crate) struct GroupFixture {
     /// The current time.
     pub(crate) now: Time,
     /// The configuration.
@@ -35,7 +35,7 @@ pub(crate) struct World {
     pub(crate) swap_cost: f32,
 }
 
-impl World {
+impl GroupFixture {
     /// VMs with `min` 64, `base` 128 and `max` 384 MiB, in a group that pays for `budget_mib`.
     pub(crate) fn new(policy: Policy, budget_mib: Option<u64>) -> Self {
         let limits = LimitsSpec {

@@ -4,12 +4,12 @@ use crate::ring::{Consumer, Producer};
 
 const LAYOUT: Layout = Layout { pages: 1000 };
 
-struct Memory {
+struct LayoutMemory {
     words: Vec<AtomicU64>,
     states: Vec<AtomicU8>,
 }
 
-impl Memory {
+impl LayoutMemory {
     fn new(layout: Layout) -> Self {
         let words = (0..layout.words()).map(|_| AtomicU64::new(0)).collect();
         let states = (0..layout.bytes()).map(|_| AtomicU8::new(0)).collect();
@@ -27,7 +27,7 @@ impl Memory {
 
 #[test]
 fn the_worker_reads_what_the_shim_wrote() {
-    let memory = Memory::new(LAYOUT);
+    let memory = LayoutMemory::new(LAYOUT);
     let shim = memory.initialise();
     let worker = memory.open().ok().unwrap();
     assert_eq!((worker.generation(), worker.last_given_back()), (3, None));
@@ -48,7 +48,7 @@ fn the_worker_reads_what_the_shim_wrote() {
 
 #[test]
 fn a_granule_is_staged_when_one_of_its_pages_is() {
-    let memory = Memory::new(LAYOUT);
+    let memory = LayoutMemory::new(LAYOUT);
     let shared = memory.initialise();
     shared.set_state(95, PageState::Staged);
     shared.set_state(320, PageState::Staged);
@@ -59,7 +59,7 @@ fn a_granule_is_staged_when_one_of_its_pages_is() {
 
 #[test]
 fn pages_and_granules_that_do_not_exist_are_neither_read_nor_written() {
-    let memory = Memory::new(LAYOUT);
+    let memory = LayoutMemory::new(LAYOUT);
     let shared = memory.initialise();
     shared.set_state(1000, PageState::Staged);
     assert_eq!(shared.state(1000), PageState::Unknown);
@@ -70,7 +70,7 @@ fn pages_and_granules_that_do_not_exist_are_neither_read_nor_written() {
 
 #[test]
 fn no_word_of_the_header_stands_on_another() {
-    let memory = Memory::new(LAYOUT);
+    let memory = LayoutMemory::new(LAYOUT);
     let shared = memory.initialise();
     Producer::new().push(shared.ring(), Trap { granule: 0, at_us: 0 });
     shared.set(Counter::GivenBack, u64::MAX - 1);
@@ -86,13 +86,13 @@ fn a_header_of_another_release_is_named() {
     for (word, field) in
         [(WORD_MAGIC, "magic"), (WORD_VERSION, "version"), (WORD_CAPACITY, "ring capacity")]
     {
-        let memory = Memory::new(LAYOUT);
+        let memory = LayoutMemory::new(LAYOUT);
         memory.initialise();
         memory.words[word].store(999, Ordering::Relaxed);
         let error = memory.open().err().unwrap().to_string();
         assert!(error.starts_with(&format!("shared memory: {field} is 999; expected")), "{error}");
     }
-    let other = Memory::new(LAYOUT);
+    let other = LayoutMemory::new(LAYOUT);
     Shared::initialise(LAYOUT, 0, &other.words, &other.states).ok().unwrap();
     other.words[WORD_PAGES].store(2000, Ordering::Relaxed);
     let error = other.open().err().unwrap().to_string();
@@ -101,7 +101,7 @@ fn a_header_of_another_release_is_named() {
 
 #[test]
 fn views_of_another_size_are_refused() {
-    let memory = Memory::new(LAYOUT);
+    let memory = LayoutMemory::new(LAYOUT);
     memory.initialise();
     let few = Shared::open(LAYOUT, &memory.words[1..], &memory.states).err().unwrap();
     assert_eq!(few.to_string(), "shared memory: words: 66049; the layout asks for 66050");
@@ -113,7 +113,7 @@ fn views_of_another_size_are_refused() {
 #[test]
 fn random_words_everywhere_do_no_harm() {
     let mut random = fastrand::Rng::with_seed(3);
-    let memory = Memory::new(LAYOUT);
+    let memory = LayoutMemory::new(LAYOUT);
     let shared = memory.initialise();
     let mut consumer = Consumer::new(shared.ring());
     for word in &memory.words[HEADER_WORDS..] {

@@ -2,12 +2,12 @@ use super::*;
 
 const CAPACITY: usize = 8;
 
-struct Memory {
+struct RingMemory {
     head: AtomicU64,
     slots: [AtomicU64; CAPACITY],
 }
 
-impl Memory {
+impl RingMemory {
     fn new() -> Self {
         Self { head: AtomicU64::new(0), slots: Default::default() }
     }
@@ -36,7 +36,7 @@ impl Memory {
 #[test]
 fn traps_come_out_in_order_and_once() {
     let (memory, mut producer, mut consumer) =
-        (Memory::new(), Producer::new(), Consumer::default());
+        (RingMemory::new(), Producer::new(), Consumer::default());
     for round in 0..5 {
         let first = round * 7;
         memory.push(&mut producer, first..first + 7);
@@ -50,7 +50,7 @@ fn traps_come_out_in_order_and_once() {
 #[test]
 fn a_flood_keeps_the_newest_and_counts_the_rest_as_lost() {
     let (memory, mut producer, mut consumer) =
-        (Memory::new(), Producer::new(), Consumer::default());
+        (RingMemory::new(), Producer::new(), Consumer::default());
     memory.push(&mut producer, 0..100);
     let (seen, drained) = memory.drain(&mut consumer);
     assert_eq!(seen, (93..100).collect::<Vec<_>>());
@@ -59,7 +59,7 @@ fn a_flood_keeps_the_newest_and_counts_the_rest_as_lost() {
 
 #[test]
 fn a_consumer_that_comes_late_begins_at_the_traps_to_come() {
-    let (memory, mut producer) = (Memory::new(), Producer::new());
+    let (memory, mut producer) = (RingMemory::new(), Producer::new());
     memory.push(&mut producer, 0..5);
     let mut consumer = Consumer::new(memory.ring());
     memory.push(&mut producer, 5..7);
@@ -71,7 +71,7 @@ fn a_consumer_that_comes_late_begins_at_the_traps_to_come() {
 #[test]
 fn a_granule_that_does_not_exist_is_counted_and_not_passed_on() {
     let (memory, mut producer, mut consumer) =
-        (Memory::new(), Producer::new(), Consumer::default());
+        (RingMemory::new(), Producer::new(), Consumer::default());
     memory.push(&mut producer, 998..1003);
     let (seen, drained) = memory.drain(&mut consumer);
     assert_eq!(seen, [998, 999]);
@@ -81,7 +81,7 @@ fn a_granule_that_does_not_exist_is_counted_and_not_passed_on() {
 #[test]
 fn a_head_that_moves_backward_is_a_loss_and_the_ring_goes_on_from_there() {
     let (memory, mut producer, mut consumer) =
-        (Memory::new(), Producer::new(), Consumer::default());
+        (RingMemory::new(), Producer::new(), Consumer::default());
     memory.push(&mut producer, 0..5);
     memory.drain(&mut consumer);
     memory.head.store(2, Ordering::Relaxed);
@@ -91,7 +91,7 @@ fn a_head_that_moves_backward_is_a_loss_and_the_ring_goes_on_from_there() {
 
 #[test]
 fn the_position_wraps_around() {
-    let memory = Memory::new();
+    let memory = RingMemory::new();
     memory.head.store(u64::MAX - 2, Ordering::Relaxed);
     let mut consumer = Consumer::new(memory.ring());
     let mut producer = Producer { head: u64::MAX - 2 };
@@ -103,7 +103,7 @@ fn the_position_wraps_around() {
 #[test]
 fn under_load_every_trap_is_read_once_and_in_order_or_counted_as_lost() {
     const TRAPS: u32 = 2_000_000;
-    let memory = Memory::new();
+    let memory = RingMemory::new();
     let (mut read, mut lost, mut last) = (0_u64, 0, None);
     std::thread::scope(|scope| {
         scope.spawn(|| {

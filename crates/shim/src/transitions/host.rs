@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The kernel that this process runs on.
 #[derive(Clone, Copy)]
-pub(crate) struct Host {
+pub(crate) struct HostKernel {
     pub(crate) uffd: &'static Userfaultfd,
     pub(crate) pagemap: &'static Pagemap,
 }
@@ -34,7 +34,7 @@ pub(crate) fn forget_late() {
     LATE[1].store(0, Ordering::Release);
 }
 
-impl Kernel for Host {
+impl Kernel for HostKernel {
     unsafe fn move_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
         // SAFETY: as the caller promises.
         unsafe { self.uffd.move_pages(dst, src, len) }

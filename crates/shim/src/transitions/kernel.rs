@@ -65,7 +65,7 @@ pub(crate) trait Fresh: HasKernel {
 /// The additional operations for merging.
 pub(crate) trait Mapper: HasKernel {
     /// Compares the readable pages of `aside` with `content`: one verdict each.
-    fn judge(&self, aside: Range, content: Content, verdicts: &mut [Verdict]);
+    fn judge(&self, aside: Range, content: Content, verdicts: &mut [PageComparison]);
 
     /// Maps slots of the pool over `home`, and looks them up; returns whether they are mapped. If
     /// not, memory that traps is still there, or again.
@@ -77,7 +77,7 @@ pub(crate) trait Mapper: HasKernel {
 
 /// The result of comparing a page that is in the buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum PageComparison {
     /// The page is not there, or cannot be read.
     #[default]
     Absent,

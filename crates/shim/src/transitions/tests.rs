@@ -10,7 +10,7 @@ mod model;
 use std::cell::{Cell, RefCell};
 
 use super::*;
-use model::{Budget, Choices, Ended, Home, Model, PAGES, POOL, REGION, RUN, World};
+use model::{Budget, Choices, Ended, Home, Model, ModelState, PAGES, POOL, REGION, RUN};
 
 /// Checks that each page's recorded state is true and that no byte is lost.
 fn check(model: &Model<'_>, channel: &Channel) {
@@ -72,7 +72,7 @@ fn explore(budget: Budget, is_protected: bool, act: impl Fn(&Model<'_>, &Channel
         loop {
             channel.set(RUN.home, PageState::Plain);
             let expected = homes.map(|home| if let Home::Own(value) = home { value } else { 0 });
-            let world = World {
+            let world = ModelState {
                 home: homes,
                 away: [None; PAGES],
                 expected,
@@ -243,7 +243,7 @@ fn what_lay_in_the_buffer_passes_for_no_page() {
 fn a_page_in_two_places_ends_qemu() {
     let choices = Choices::default();
     let channel = Channel::new(vec![REGION], 1, None).expect("shared memory");
-    let world = World {
+    let world = ModelState {
         home: [Home::Own(1), Home::Nothing],
         away: [Some(2), None],
         expected: [2, 0],

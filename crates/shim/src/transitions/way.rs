@@ -6,13 +6,13 @@ use sys::userfaultfd::Progress;
 
 /// Progress over a range. When the operation stops, it is retried with one page before the error
 /// counts: a range may span two mappings, which the kernel refuses as a whole.
-pub(super) struct Way {
+pub(super) struct RangeProgress {
     len: u64,
     at: u64,
     one_page: bool,
 }
 
-impl Way {
+impl RangeProgress {
     pub(super) fn new(len: u64) -> Self {
         Self { len, at: 0, one_page: false }
     }

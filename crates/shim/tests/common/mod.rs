@@ -92,7 +92,7 @@ impl StandIn {
     }
 
     /// Runs a command that must succeed, while the worker gives signs of life.
-    pub(crate) fn expect_beside(&mut self, worker: &Worker, command: &str) -> String {
+    pub(crate) fn expect_beside(&mut self, worker: &TestWorker, command: &str) -> String {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -147,7 +147,7 @@ impl StandIn {
     }
 
     /// The content of a page of the first block.
-    pub(crate) fn page(&self, worker: &Worker, page: u32) -> Page {
+    pub(crate) fn page(&self, worker: &TestWorker, page: u32) -> Page {
         let mut bytes = [0; 4096];
         let address = worker.regions[0].address + u64::from(page) * 4096;
         assert_eq!(RemoteMemory::of(self.pid()).unwrap().read(address, &mut bytes), 4096);
@@ -155,7 +155,7 @@ impl StandIn {
     }
 
     /// Number of mappings of the first block.
-    pub(crate) fn mappings_of(&self, worker: &Worker) -> usize {
+    pub(crate) fn mappings_of(&self, worker: &TestWorker) -> usize {
         // A write continues before the mappings that it split are joined: the answer comes after
         // that.
         worker.status();
@@ -204,7 +204,7 @@ pub(crate) fn shim() -> PathBuf {
 }
 
 /// A worker's side of the connection.
-pub(crate) struct Worker {
+pub(crate) struct TestWorker {
     connection: Connection,
     pub(crate) regions: Vec<Region>,
     pub(crate) state: State,
@@ -212,7 +212,7 @@ pub(crate) struct Worker {
     consumer: Consumer,
 }
 
-impl Worker {
+impl TestWorker {
     /// Connects and says Hello.
     pub(crate) fn meet(stand_in: &StandIn) -> Self {
         Self::try_to_meet(stand_in).unwrap_or_else(|answer| panic!("no welcome but {answer:?}"))

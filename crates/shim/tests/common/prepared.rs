@@ -3,7 +3,7 @@
 use protocol::Answer;
 use sys::pool_file::PoolFile;
 
-use super::{StandIn, Worker};
+use super::{StandIn, TestWorker};
 
 pub(crate) const MIB: u32 = 64;
 pub(crate) const SLOTS: u32 = 4096;
@@ -11,7 +11,7 @@ pub(crate) const SLOTS: u32 = 4096;
 /// A stand-in, and a pool that holds the content of its first `pages` pages, from slot 100 on.
 pub(crate) struct Prepared {
     pub(crate) stand_in: StandIn,
-    pub(crate) worker: Worker,
+    pub(crate) worker: TestWorker,
     pub(crate) pool: PoolFile,
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn prepared(pages: u32) -> Prepared {
 pub(crate) fn prepared_in(mut stand_in: StandIn, pages: u32) -> Prepared {
     stand_in.expect(&format!("plug {MIB}"));
     stand_in.expect("fill 0 1");
-    let worker = Worker::meet(&stand_in);
+    let worker = TestWorker::meet(&stand_in);
     let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
     for page in 0..pages {
         pool.write(100 + page, &stand_in.page(&worker, page)).unwrap();

@@ -14,7 +14,7 @@ use sys::faults::{Call, Fault, Faults, PLAN_ENV};
 use sys::memory_map::{PAGE_BYTES, Range};
 use sys::pool_file::PoolFile;
 
-use crate::common::{StandIn, Worker, by_name};
+use crate::common::{StandIn, TestWorker, by_name};
 
 /// The shim tries for 10 s to give a page back.
 const PATIENCE: Duration = Duration::from_secs(18);
@@ -32,7 +32,7 @@ pub(crate) const FULL: u32 = 512;
 
 /// The expected content of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
+pub(crate) enum ExpectedContent {
     Stamp(u32),
     Zeros,
     /// The content at the time when the page was freed, or zeros.
@@ -56,9 +56,9 @@ pub(crate) enum End {
 pub(crate) struct Bed {
     pub(crate) faults: Faults,
     pub(crate) stand_in: StandIn,
-    pub(crate) worker: Option<Worker>,
+    pub(crate) worker: Option<TestWorker>,
     pool: PoolFile,
-    content: Vec<Content>,
+    content: Vec<ExpectedContent>,
     /// No fault is planned, so every request must succeed.
     pub(crate) strict: bool,
     errors: File,
@@ -78,7 +78,7 @@ impl Bed {
         stand_in.patience = PATIENCE;
         let errors = File::open(dir.path().join("stderr")).unwrap();
         let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
-        let content = vec![Content::Zeros; PAGES as usize];
+        let content = vec![ExpectedContent::Zeros; PAGES as usize];
         Self { faults, stand_in, worker: None, pool, content, strict: true, errors, _dir: dir }
     }
 
@@ -101,7 +101,7 @@ impl Bed {
     pub(crate) fn refill(&mut self) {
         // Otherwise pages that the kernel has copied stay in the pool's mapping.
         self.tell(&format!("discard 0 0 {PAGES}"));
-        self.is_now(0..PAGES, Content::Zeros);
+        self.is_now(0..PAGES, ExpectedContent::Zeros);
         self.fill();
     }
 
@@ -125,11 +125,11 @@ impl Bed {
     }
 
     pub(crate) fn meet(&mut self) {
-        let mut met = Worker::try_to_meet(&self.stand_in);
+        let mut met = TestWorker::try_to_meet(&self.stand_in);
         // If the shim has no memory to share, a worker connects again later.
         if met.is_err() && !self.strict {
             self.faults.forget(0);
-            met = Worker::try_to_meet(&self.stand_in);
+            met = TestWorker::try_to_meet(&self.stand_in);
         }
         self.worker = Some(met.unwrap_or_else(|answer| panic!("no welcome but {answer:?}")));
     }
@@ -141,7 +141,7 @@ impl Bed {
         self.meet();
     }
 
-    pub(crate) fn worker(&self) -> &Worker {
+    pub(crate) fn worker(&self) -> &TestWorker {
         self.worker.as_ref().unwrap()
     }
 
@@ -214,7 +214,7 @@ impl Bed {
         }
     }
 
-    fn is_now(&mut self, pages: std::ops::Range<u32>, content: Content) {
+    fn is_now(&mut self, pages: std::ops::Range<u32>, content: ExpectedContent) {
         self.content[pages.start as usize..pages.end as usize].fill(content);
     }
 
@@ -228,12 +228,12 @@ impl Bed {
     pub(crate) fn stamp(&mut self, pages: std::ops::Range<u32>, seed: u32) {
         let (page, count) = (pages.start, pages.end - pages.start);
         self.tell(&format!("stamp 0 {page} {count} {seed}"));
-        self.is_now(pages, Content::Stamp(seed));
+        self.is_now(pages, ExpectedContent::Stamp(seed));
     }
 
     pub(crate) fn clear(&mut self, pages: std::ops::Range<u32>) {
         self.tell(&format!("clear 0 {} {}", pages.start, pages.end - pages.start));
-        self.is_now(pages, Content::Zeros);
+        self.is_now(pages, ExpectedContent::Zeros);
     }
 
     /// QEMU discards these pages. If the kernel has not discarded them, QEMU gets an error.
@@ -243,8 +243,10 @@ impl Bed {
         assert!(!failed || !self.strict, "{command}");
         for content in &mut self.content[pages.start as usize..pages.end as usize] {
             *content = match *content {
-                Content::Stamp(seed) | Content::Freed(seed) if failed => Content::Freed(seed),
-                _ => Content::Zeros,
+                ExpectedContent::Stamp(seed) | ExpectedContent::Freed(seed) if failed => {
+                    ExpectedContent::Freed(seed)
+                }
+                _ => ExpectedContent::Zeros,
             };
         }
     }
@@ -255,8 +257,10 @@ impl Bed {
         self.discard(pages.clone());
         for page in pages {
             let content = &mut self.content[page as usize];
-            if let Content::Stamp(seed) | Content::Freed(seed) = before[page as usize] {
-                *content = Content::Freed(seed);
+            if let ExpectedContent::Stamp(seed) | ExpectedContent::Freed(seed) =
+                before[page as usize]
+            {
+                *content = ExpectedContent::Freed(seed);
             }
         }
     }
@@ -269,9 +273,9 @@ impl Bed {
             let same = |page: &u32| self.content[*page as usize] == content;
             let count = u32::try_from((from..pages.end).take_while(same).count()).unwrap();
             let command = match content {
-                Content::Stamp(seed) => format!("holds 0 {from} {count} {seed}"),
-                Content::Freed(seed) => format!("holds-or-zeros 0 {from} {count} {seed}"),
-                Content::Zeros => format!("zeros 0 {from} {count}"),
+                ExpectedContent::Stamp(seed) => format!("holds 0 {from} {count} {seed}"),
+                ExpectedContent::Freed(seed) => format!("holds-or-zeros 0 {from} {count} {seed}"),
+                ExpectedContent::Zeros => format!("zeros 0 {from} {count}"),
             };
             self.tell(&command);
             from += count;

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use sys::faults::{Call, Fault, How};
 
 use bed::{Bed, End, PAGES};
-use scenarios::Scenario;
+use scenarios::FaultScenario;
 
 /// The number of cases in `make test`, and of those among them that need a process of their own.
 /// All cases take some minutes (`OVERBOOK_FAULTS_OF=`: those whose description contains these
@@ -32,8 +32,8 @@ const TOO_OFTEN: u64 = 9;
 
 /// A call that fails: number `place` of its kind in a step, from 0.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Case {
-    scenario: &'static Scenario,
+pub(crate) struct FaultCase {
+    scenario: &'static FaultScenario,
     step: usize,
     pub(crate) call: Call,
     pub(crate) place: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Case {
     pub(crate) how: How,
 }
 
-impl Case {
+impl FaultCase {
     pub(crate) fn step(&self) -> &'static str {
         self.scenario.steps[self.step].0
     }
@@ -57,13 +57,13 @@ impl Case {
     }
 }
 
-impl std::fmt::Debug for Scenario {
+impl std::fmt::Debug for FaultScenario {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(self.name)
     }
 }
 
-impl std::fmt::Display for Case {
+impl std::fmt::Display for FaultCase {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { scenario, call, place, times, how, .. } = self;
         let times = match *times {
@@ -140,7 +140,7 @@ fn ways_for_ever(call: Call) -> &'static [Errno] {
 }
 
 /// The calls of each step of a scenario, each with its number.
-fn record(scenario: &'static Scenario) -> Vec<(usize, Call, u64)> {
+fn record(scenario: &'static FaultScenario) -> Vec<(usize, Call, u64)> {
     let mut bed = if scenario.is_fresh { Bed::new() } else { Bed::ready() };
     let mut made = Vec::new();
     // Calls that a process makes only once are made in the first round.
@@ -162,10 +162,10 @@ fn record(scenario: &'static Scenario) -> Vec<(usize, Call, u64)> {
 }
 
 /// All cases of a scenario. Each call of a step starts with its first place.
-fn cases(scenario: &'static Scenario) -> Vec<Case> {
+fn cases(scenario: &'static FaultScenario) -> Vec<FaultCase> {
     let mut cases = Vec::new();
     for (step, call, count) in record(scenario) {
-        let case = |place, how, times| Case { scenario, step, call, place, times, how };
+        let case = |place, how, times| FaultCase { scenario, step, call, place, times, how };
         for place in 0..count {
             cases.extend(ways(call).into_iter().map(|(how, times)| case(place, how, times)));
         }
@@ -176,7 +176,7 @@ fn cases(scenario: &'static Scenario) -> Vec<Case> {
 }
 
 /// A stand-in for the next case, perhaps the same one again.
-fn bed_for(scenario: &Scenario, before: Option<Bed>) -> Bed {
+fn bed_for(scenario: &FaultScenario, before: Option<Bed>) -> Bed {
     let mut bed = match before.filter(|_| !scenario.is_fresh) {
         Some(bed) => bed,
         None if scenario.is_fresh => Bed::new(),
@@ -188,9 +188,9 @@ fn bed_for(scenario: &Scenario, before: Option<Bed>) -> Bed {
 
 /// Runs a case. Returns its end, the place in the code of the failed call, and the stand-in if it
 /// can be used again.
-fn run(case: &Case, before: Option<Bed>) -> (End, String, Option<Bed>) {
+fn run(case: &FaultCase, before: Option<Bed>) -> (End, String, Option<Bed>) {
     let mut bed = bed_for(case.scenario, before);
-    let Case { call, place, times, how, .. } = *case;
+    let FaultCase { call, place, times, how, .. } = *case;
     let end = bed.attempt(|bed| {
         for (number, (_, step)) in case.scenario.steps.iter().enumerate() {
             if number == case.step {
@@ -216,7 +216,7 @@ fn run(case: &Case, before: Option<Bed>) -> (End, String, Option<Bed>) {
 }
 
 /// Runs these cases; returns the failures.
-fn run_all(cases: &[Case]) -> Vec<String> {
+fn run_all(cases: &[FaultCase]) -> Vec<String> {
     let (mut bed, mut wrong, mut met, mut new) = (None, Vec::new(), 0, 0);
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();
     let began = Instant::now();
@@ -257,11 +257,13 @@ fn run_all(cases: &[Case]) -> Vec<String> {
 
 /// As many of the cases as `make test` has time for, sampled evenly: half of them at the first
 /// place of a step, the rest at later places.
-fn some(all: Vec<Case>) -> Vec<Case> {
-    let (fresh, all): (Vec<Case>, Vec<Case>) =
+fn some(all: Vec<FaultCase>) -> Vec<FaultCase> {
+    let (fresh, all): (Vec<FaultCase>, Vec<FaultCase>) =
         all.into_iter().partition(|case| case.scenario.is_fresh);
-    let (slow, all): (Vec<Case>, Vec<Case>) = all.into_iter().partition(Case::is_slow);
-    let (first, rest): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|case| case.place == 0);
+    let (slow, all): (Vec<FaultCase>, Vec<FaultCase>) =
+        all.into_iter().partition(FaultCase::is_slow);
+    let (first, rest): (Vec<FaultCase>, Vec<FaultCase>) =
+        all.into_iter().partition(|case| case.place == 0);
     let mut some = evenly(first, SOME / 2);
     some.extend(evenly(rest, SOME - some.len()));
     // One stand-in serves many cases.
@@ -271,19 +273,19 @@ fn some(all: Vec<Case>) -> Vec<Case> {
     some
 }
 
-fn evenly(cases: Vec<Case>, most: usize) -> Vec<Case> {
+fn evenly(cases: Vec<FaultCase>, most: usize) -> Vec<FaultCase> {
     let every = cases.len().div_ceil(most.max(1)).max(1);
     cases.into_iter().step_by(every).collect()
 }
 
 #[test]
 fn no_fault_loses_a_byte() {
-    let all: Vec<Case> = scenarios::ALL.iter().flat_map(cases).collect();
+    let all: Vec<FaultCase> = scenarios::ALL.iter().flat_map(cases).collect();
     let number = all.len();
-    let all: Vec<Case> = match std::env::var("OVERBOOK_FAULTS_OF") {
+    let all: Vec<FaultCase> = match std::env::var("OVERBOOK_FAULTS_OF") {
         Ok(words) => all.into_iter().filter(|case| case.to_string().contains(&words)).collect(),
         Err(_) => {
-            let is_known = |case: &Case| table::row(table::MAY_REFUSE, case).is_some();
+            let is_known = |case: &FaultCase| table::row(table::MAY_REFUSE, case).is_some();
             some(all.into_iter().filter(|case| !is_known(case)).collect())
         }
     };

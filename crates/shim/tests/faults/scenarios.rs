@@ -4,22 +4,22 @@ use crate::bed::{Bed, FULL, PAGES, ZEROS};
 
 pub(crate) type Step = (&'static str, fn(&mut Bed));
 
-pub(crate) struct Scenario {
+pub(crate) struct FaultScenario {
     pub(crate) name: &'static str,
     /// Whether it needs a process in which nothing was done yet.
     pub(crate) is_fresh: bool,
     pub(crate) steps: &'static [Step],
 }
 
-const fn scenario(name: &'static str, steps: &'static [Step]) -> Scenario {
-    Scenario { name, is_fresh: false, steps }
+const fn scenario(name: &'static str, steps: &'static [Step]) -> FaultScenario {
+    FaultScenario { name, is_fresh: false, steps }
 }
 
 /// Granules of 32 pages.
 const GRANULES: std::ops::Range<u32> = 0..8;
 
-pub(crate) const ALL: &[Scenario] = &[
-    Scenario {
+pub(crate) const ALL: &[FaultScenario] = &[
+    FaultScenario {
         name: "beginning",
         is_fresh: true,
         steps: &[

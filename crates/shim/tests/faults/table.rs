@@ -3,10 +3,10 @@
 use rustix::io::Errno;
 use sys::faults::{Call, How};
 
-use crate::Case;
+use crate::FaultCase;
 
 /// A class of cases: a reason, and a test for the cases that it covers.
-pub(crate) type Row = (&'static str, fn(&Case) -> bool);
+pub(crate) type Row = (&'static str, fn(&FaultCase) -> bool);
 
 /// The shim may end QEMU in these cases, and in no others.
 pub(crate) const MAY_END: &[Row] = &[
@@ -28,17 +28,17 @@ pub(crate) const MAY_REFUSE: &[Row] = &[
 ];
 
 /// The reason of the first row that covers a case.
-pub(crate) fn row(rows: &[Row], case: &Case) -> Option<&'static str> {
+pub(crate) fn row(rows: &[Row], case: &FaultCase) -> Option<&'static str> {
     rows.iter().find(|(_, holds)| holds(case)).map(|(why, _)| *why)
 }
 
-fn is_busy_for_ever(case: &Case) -> bool {
+fn is_busy_for_ever(case: &FaultCase) -> bool {
     let is_busy = case.how == How::Refuse(Errno::AGAIN) && case.call == Call::Move;
     is_busy && case.times == u64::MAX
 }
 
 /// Whether the step first moves pages away.
-fn begins_by_taking(case: &Case) -> bool {
+fn begins_by_taking(case: &FaultCase) -> bool {
     const TAKING: [&str; 4] = ["track", "revoke", "merge", "merge more"];
     TAKING.contains(&case.step())
 }

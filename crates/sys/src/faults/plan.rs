@@ -71,7 +71,7 @@ impl Fault {
 }
 
 #[repr(C)]
-struct Slot {
+struct FaultSlot {
     /// 0: no fault is planned. Otherwise the kind's number plus one.
     kind: AtomicU32,
     how: AtomicU32,
@@ -95,22 +95,22 @@ struct Slot {
 }
 
 #[repr(C)]
-struct Table {
+struct FaultTable {
     calls: [AtomicU64; 64],
-    slots: [Slot; MOST_FAULTS],
+    slots: [FaultSlot; MOST_FAULTS],
 }
 
-const _: () = assert!(size_of::<Table>() <= BYTES && Call::ALL.len() <= 64);
+const _: () = assert!(size_of::<FaultTable>() <= BYTES && Call::ALL.len() <= 64);
 
 /// The test's handle of the plan.
 #[derive(Debug)]
 pub struct Faults {
-    table: &'static Table,
+    table: &'static FaultTable,
 }
 
-impl std::fmt::Debug for Table {
+impl std::fmt::Debug for FaultTable {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Table")
+        formatter.write_str("FaultTable")
     }
 }
 
@@ -234,13 +234,13 @@ fn map(file: &File) -> io::Result<Faults> {
         rustix::mm::mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0)
     }?;
     // SAFETY: the mapping has that size, is zero at first, consists of atomics, and is permanent.
-    let table = unsafe { &*start.cast::<Table>() };
+    let table = unsafe { &*start.cast::<FaultTable>() };
     Ok(Faults { table })
 }
 
 /// The plan of this process, if it has one.
-fn table() -> Option<&'static Table> {
-    static TABLE: OnceLock<Option<&'static Table>> = OnceLock::new();
+fn table() -> Option<&'static FaultTable> {
+    static TABLE: OnceLock<Option<&'static FaultTable>> = OnceLock::new();
     *TABLE.get_or_init(|| {
         let path = std::env::var_os(PLAN_ENV)?;
         match File::options().read(true).write(true).open(&path).and_then(|file| map(&file)) {
@@ -255,7 +255,7 @@ fn table() -> Option<&'static Table> {
 
 /// A fault that applies to a call.
 struct Met {
-    slot: &'static Slot,
+    slot: &'static FaultSlot,
     how: How,
 }
 
@@ -272,7 +272,7 @@ fn met(kind: Call, ranges: [Range; 2], has_parts: bool) -> Option<Met> {
     }
 }
 
-impl Slot {
+impl FaultSlot {
     #[track_caller]
     fn meets(&'static self, kind: Call, ranges: [Range; 2], has_parts: bool) -> Option<Met> {
         if self.kind.load(Ordering::Acquire) != kind as u32 + 1

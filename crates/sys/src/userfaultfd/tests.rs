@@ -64,10 +64,10 @@ fn a_page_that_was_moved_out_traps_and_comes_back_with_its_content() {
     std::thread::scope(|scope| {
         // SAFETY: the page is there again when the read ends.
         let reader = scope.spawn(move || unsafe { at(guest).read_volatile() });
-        let mut faults = [Fault::default(); MAX_FAULTS];
+        let mut faults = [PageFault::default(); MAX_FAULTS];
         assert!(uffd.wait(None));
         assert_eq!(uffd.read_faults(&mut faults), Ok(1));
-        assert_eq!(uffd.read_faults(&mut [Fault::default(); MAX_FAULTS]), Err(Errno::AGAIN));
+        assert_eq!(uffd.read_faults(&mut [PageFault::default(); MAX_FAULTS]), Err(Errno::AGAIN));
         assert_eq!(faults[0].address & !(PAGE_BYTES - 1), guest.start);
         assert!(!faults[0].is_protected);
         // SAFETY: back to where it was.
@@ -153,7 +153,7 @@ fn pages_of_a_file_can_be_protected_and_who_has_written_before_is_known() {
         // SAFETY: reading does not wait.
         assert_eq!(unsafe { at(second).read_volatile() }, 5);
         assert!(!writer.is_finished());
-        let mut faults = [Fault::default(); MAX_FAULTS];
+        let mut faults = [PageFault::default(); MAX_FAULTS];
         assert_eq!(uffd.read_faults(&mut faults), Ok(1));
         assert_eq!(faults[0].address & !(PAGE_BYTES - 1), second.start);
         assert!(faults[0].is_protected);
@@ -181,7 +181,7 @@ fn untouched_memory_takes_a_place_and_is_registered_there_from_the_first_moment(
         // SAFETY: the loop below reads.
         let mover = scope.spawn(|| unsafe { untouched.map_over(first) });
         while !mover.is_finished() {
-            assert_eq!(uffd.read_faults(&mut [Fault::default(); MAX_FAULTS]).unwrap_or(0), 0);
+            assert_eq!(uffd.read_faults(&mut [PageFault::default(); MAX_FAULTS]).unwrap_or(0), 0);
         }
         assert_eq!(mover.join().unwrap(), Ok(()));
         // SAFETY: the page is there when the read ends.

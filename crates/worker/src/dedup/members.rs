@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use pages::dedup::{Index, Place};
+use pages::dedup::{ContentLocation, Index};
 use sys::clock::boot_now;
 use sys::pool_maps;
 use sys::process::Identity;
@@ -133,7 +133,7 @@ impl Dedup {
             self.index = Index::new(pages);
             let slots = self.store.iter().flat_map(|store| store.slots.hashes());
             for (slot, hash) in slots {
-                self.index.set(hash, Place::Pool(slot));
+                self.index.set(hash, ContentLocation::Pool(slot));
             }
         }
     }

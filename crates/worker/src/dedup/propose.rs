@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use pages::dedup::{Place, Verdict};
+use pages::dedup::{ContentLocation, Verdict};
 use sys::memory_map::{PAGE_LEN, is_zeros};
 use sys::pool_file::Page;
 
@@ -93,7 +93,7 @@ impl Dedup {
     ) -> bool {
         let Some(number) = self.vms.get(&pid).map(|vm| vm.first + page) else { return false };
         match self.index.find(hash) {
-            Some(Place::Pool(slot)) => {
+            Some(ContentLocation::Pool(slot)) => {
                 if let Some(store) = &mut self.store
                     && store.slots.hash(slot) == Some(hash)
                 {
@@ -101,15 +101,17 @@ impl Dedup {
                     self.queue(pid, page, Target::Slot(slot));
                 }
             }
-            Some(Place::Guest(twin)) if twin != number => match self.twin(twin, content, vms) {
-                Twin::Found(twin_pid, twin_page) => {
-                    self.pair(hash, content, [(twin_pid, twin_page), (pid, page)]);
+            Some(ContentLocation::Guest(twin)) if twin != number => {
+                match self.twin(twin, content, vms) {
+                    Twin::Found(twin_pid, twin_page) => {
+                        self.pair(hash, content, [(twin_pid, twin_page), (pid, page)]);
+                    }
+                    Twin::Recalled => return true,
+                    Twin::None => {
+                        self.index.set(hash, ContentLocation::Guest(number));
+                    }
                 }
-                Twin::Recalled => return true,
-                Twin::None => {
-                    self.index.set(hash, Place::Guest(number));
-                }
-            },
+            }
             _ => {}
         }
         false
@@ -119,7 +121,9 @@ impl Dedup {
     fn pair(&mut self, hash: u64, content: &Page, pages: [(u32, u32); 2]) {
         let Some(store) = &mut self.store else { return };
         let Some(slot) = store.slots.take(hash) else { return };
-        if store.file.write(slot, content).is_err() || !self.index.set(hash, Place::Pool(slot)) {
+        if store.file.write(slot, content).is_err()
+            || !self.index.set(hash, ContentLocation::Pool(slot))
+        {
             self.leave(slot);
             return;
         }

@@ -2,9 +2,9 @@
 //!
 //! A sweep goes through a VM as a pass does, but reads less. It reads one word of each page that
 //! has come since the last sweep. It reads three more words if the first is known, and the whole
-//! page only if all four are ([`pages::dedup::Known`]). Findings are proposed in the usual way. A
-//! program that starts loads its code page by page, so the next sweep comes soon, and a little
-//! later if this one has found nothing.
+//! page only if all four are ([`pages::dedup::KnownPages`]). Findings are proposed in the usual
+//! way. A program that starts loads its code page by page, so the next sweep comes soon, and a
+//! little later if this one has found nothing.
 //!
 //! **A page has come when it has content.** The guest's first touch maps a whole huge page of
 //! zeros, which it fills later. So each sweep samples a page of zeros until it has content. Of
@@ -18,7 +18,7 @@
 
 use std::time::{Duration, Instant};
 
-use pages::dedup::Known;
+use pages::dedup::KnownPages;
 use pages::offline::Sampled;
 
 use super::super::tracked::Tracked;
@@ -129,7 +129,11 @@ impl Sweep {
 
 impl Dedup {
     /// Looks for known pages in the next window of a VM that is due; `None`: no VM is due.
-    pub(super) fn sweep_next(&mut self, vms: &mut [&mut Tracked], known: &Known) -> Option<u32> {
+    pub(super) fn sweep_next(
+        &mut self,
+        vms: &mut [&mut Tracked],
+        known: &KnownPages,
+    ) -> Option<u32> {
         let is_due = |(pid, vm): &(&u32, &Vm)| {
             let is_ready = vm.is_here && vm.queued() < MOST_QUEUED && !self.is_to_unshare(**pid);
             is_ready && Instant::now() >= vm.sweep.due
@@ -168,7 +172,7 @@ impl Dedup {
 }
 
 /// Of the wanted pages, keeps the known ones. Returns the number of sampled pages.
-fn keep_known(vm: &mut Vm, window: &mut Window, known: &Known) -> usize {
+fn keep_known(vm: &mut Vm, window: &mut Window, known: &KnownPages) -> usize {
     let [first, rest @ ..] = known.sampling().offsets().map(u64::from);
     let asked = leave_out_empty(vm, window, first);
     let wanted = std::mem::replace(&mut window.wanted, vec![false; window.count as usize]);
@@ -229,7 +233,7 @@ mod tests {
     }
 
     /// The pages that a sweep reads if all new ones are sampled; the sweep then ends.
-    fn sweep(vm: &mut Vm, known: &Known) -> Vec<usize> {
+    fn sweep(vm: &mut Vm, known: &KnownPages) -> Vec<usize> {
         let mut window = vm.next_swept().unwrap();
         window.wanted = window.pages().map(|page| vm.sweep.is_new(page)).collect();
         keep_known(vm, &mut window, known);
@@ -239,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_page_has_come_when_it_has_content_and_is_read_once() {
-        let mut known = Known::new(Sampling::default(), 1);
+        let mut known = KnownPages::new(Sampling::default(), 1);
         known.add(&Sampled([7, 0, 0, 0]));
         let mut memory = vec![0_u8; PAGES * PAGE_LEN];
         let mut vm = vm(&memory);

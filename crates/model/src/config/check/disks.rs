@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{SOCKET_PATH_BYTES, absolute, group_of, path};
 use crate::config::Fault;
 use crate::config::draft::{DiskDraft, Draft};
-use crate::config::table::{At, printable};
+use crate::config::table::{Located, printable};
 use crate::spec::{ApiSpec, DiskSpec};
 use crate::{Bytes, VmName};
 
@@ -82,7 +82,7 @@ fn names_a_socket(name: &str, disk: &DiskDraft, api: &ApiSpec, faults: &mut Vec<
     }
 }
 
-fn is_in_a_group(vm: &At<String>, draft: &Draft, faults: &mut Vec<Fault>) {
+fn is_in_a_group(vm: &Located<String>, draft: &Draft, faults: &mut Vec<Fault>) {
     let lists_are_known =
         draft.groups.values().all(|g| g.vms.as_ref().is_some_and(|list| !list.value.is_empty()));
     if lists_are_known && group_of(&vm.value, draft).is_none() {
@@ -92,7 +92,7 @@ fn is_in_a_group(vm: &At<String>, draft: &Draft, faults: &mut Vec<Fault>) {
     }
 }
 
-fn whole_pages(size: &At<Bytes>, faults: &mut Vec<Fault>) -> Bytes {
+fn whole_pages(size: &Located<Bytes>, faults: &mut Vec<Fault>) -> Bytes {
     if !size.value.0.is_multiple_of(PAGE) {
         let message = format!("`size` of {} is no multiple of 4 KiB", size.value.0);
         faults.push(size.place.fault(message));

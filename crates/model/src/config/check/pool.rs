@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use super::path;
 use crate::config::Fault;
 use crate::config::draft::PoolDraft;
-use crate::config::table::{At, printable};
+use crate::config::table::{Located, printable};
 use crate::spec::{PoolSpec, ReceiveSpec};
 use crate::{HostName, Millis, NamePattern};
 
@@ -45,7 +45,7 @@ pub(super) fn finish(draft: &PoolDraft, faults: &mut Vec<Fault>) -> Option<PoolS
     })
 }
 
-fn is_plain(key: &str, at: &At<String>, faults: &mut Vec<Fault>) {
+fn is_plain(key: &str, at: &Located<String>, faults: &mut Vec<Fault>) {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if !at.value.chars().all(fits) || at.value.len() > NAME_BYTES {
         let shown = printable(&at.value);
@@ -55,7 +55,7 @@ fn is_plain(key: &str, at: &At<String>, faults: &mut Vec<Fault>) {
     }
 }
 
-fn endpoint(at: &At<String>, has_tls: bool, faults: &mut Vec<Fault>) {
+fn endpoint(at: &Located<String>, has_tls: bool, faults: &mut Vec<Fault>) {
     let scheme = if has_tls { "https://" } else { "http://" };
     let is_right = at.value.strip_prefix(scheme).is_some_and(|rest| {
         rest.rsplit_once(':').is_some_and(|(host, port)| {

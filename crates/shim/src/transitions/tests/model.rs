@@ -12,8 +12,8 @@ use crate::transitions::*;
 pub(super) const HOME: u64 = 0x10_0000;
 pub(super) const AWAY: u64 = 0x20_0000;
 pub(super) const PAGES: usize = 2;
-pub(super) const RUN: Run =
-    Run { home: Range { start: HOME, len: PAGES as u64 * PAGE_BYTES }, away: AWAY, page: 0 };
+pub(super) const RUN: PageRun =
+    PageRun { home: Range { start: HOME, len: PAGES as u64 * PAGE_BYTES }, away: AWAY, page: 0 };
 pub(super) const REGION: Region = Region { first_page: 0, pages: 2, address: HOME };
 /// The content of the pool's slots.
 pub(super) const POOL: [u64; PAGES] = [7, 8];
@@ -28,7 +28,7 @@ pub(super) enum Home {
 }
 
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct ModelState {
     pub(super) home: [Home; PAGES],
     pub(super) away: [Option<u64>; PAGES],
     /// The value last written by the guest or its disks.
@@ -48,7 +48,7 @@ pub(super) struct Budget {
 }
 
 pub(super) struct Model<'a> {
-    pub(super) world: RefCell<World>,
+    pub(super) world: RefCell<ModelState>,
     pub(super) left: Cell<Budget>,
     pub(super) choices: &'a Choices,
     /// Moves are refused until the step is over.
@@ -335,7 +335,7 @@ impl Fresh for Model<'_> {
 }
 
 impl Mapper for Model<'_> {
-    fn judge(&self, aside: Range, content: Content, verdicts: &mut [Verdict]) {
+    fn judge(&self, aside: Range, content: Content, verdicts: &mut [PageComparison]) {
         self.others();
         for (page, verdict) in verdicts.iter_mut().enumerate() {
             let Some(found) = self.get(aside.start + page as u64 * PAGE_BYTES) else { continue };
@@ -343,7 +343,7 @@ impl Mapper for Model<'_> {
                 Content::Zeros => found == 0,
                 Content::Slot(slot) => found == POOL[slot as usize + page],
             };
-            *verdict = if same { Verdict::Same } else { Verdict::Different };
+            *verdict = if same { PageComparison::Same } else { PageComparison::Different };
         }
     }
 
