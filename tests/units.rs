@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cluster::records;
-use cluster::store::{Change, Seat, Store};
+use cluster::store::{Change, Store, WriterLease};
 use lab::etcd::Members;
 use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
@@ -340,7 +340,7 @@ fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
 }
 
 /// Takes a lease that is free, or will be soon.
-async fn sits(store: &dyn Store, key: &str, who: &str) -> Seat {
+async fn sits(store: &dyn Store, key: &str, who: &str) -> WriterLease {
     let deadline = Instant::now() + LIMIT;
     loop {
         match store.sit(key, who).await {

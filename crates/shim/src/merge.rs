@@ -18,8 +18,8 @@
 //! it makes a copy in the same mapping.
 //!
 //! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; 20 µs per
-//! mapping once the guest has written to a merged page ([`MergeTarget::prepared_at`]); the kernel keeps
-//! some 400 bytes per mapping.
+//! mapping once the guest has written to a merged page ([`MergeTarget::prepared_at`]); the kernel
+//! keeps some 400 bytes per mapping.
 //!
 //! Source: Kim 2014 §4.1; Waldspurger 2002 §4.2 (hashes propose, a comparison decides).
 
@@ -66,7 +66,7 @@ pub(crate) struct AttachedPool {
 }
 
 impl AttachedPool {
-    /// Opens the pool that came with [`protocol::Request::AttachedPool`].
+    /// Opens the pool that came with [`protocol::Request::Pool`].
     pub(crate) fn open(fd: Option<OwnedFd>, slots: u32) -> Result<Self, Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         let fd = fd.ok_or_else(|| refused("no pool came with the message".to_owned()))?;

@@ -80,7 +80,8 @@ impl BalanceInput {
         (self.charged.0 as f64 - given_up).max(0.0) + memory.minus(self.held).0 as f64
     }
 
-    /// The inverse of [`BalanceInput::occupied`]: the memory with which the VM occupies `occupied` bytes.
+    /// The inverse of [`BalanceInput::occupied`]: the memory with which the VM occupies `occupied`
+    /// bytes.
     fn memory_for(&self, occupied: f64) -> Bytes {
         let more = occupied - self.charged.0 as f64;
         let more = if more < 0.0 { more / self.frees } else { more };

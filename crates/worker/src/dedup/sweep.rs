@@ -2,9 +2,9 @@
 //!
 //! A sweep goes through a VM as a pass does, but reads less. It reads one word of each page that
 //! has come since the last sweep. It reads three more words if the first is known, and the whole
-//! page only if all four are ([`pages::dedup::KnownPages`]). Findings are proposed in the usual way. A
-//! program that starts loads its code page by page, so the next sweep comes soon, and a little
-//! later if this one has found nothing.
+//! page only if all four are ([`pages::dedup::KnownPages`]). Findings are proposed in the usual
+//! way. A program that starts loads its code page by page, so the next sweep comes soon, and a
+//! little later if this one has found nothing.
 //!
 //! **A page has come when it has content.** The guest's first touch maps a whole huge page of
 //! zeros, which it fills later. So each sweep samples a page of zeros until it has content. Of
