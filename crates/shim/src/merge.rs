@@ -66,7 +66,7 @@ pub(crate) struct AttachedPool {
 }
 
 impl AttachedPool {
-    /// Opens the pool that came with [`protocol::Request::AttachedPool`].
+    /// Opens the pool that came with [`protocol::Request::Pool`].
     pub(crate) fn open(fd: Option<OwnedFd>, slots: u32) -> Result<Self, Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         let fd = fd.ok_or_else(|| refused("no pool came with the message".to_owned()))?;

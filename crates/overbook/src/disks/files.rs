@@ -1,10 +1,10 @@
 //! The files of disks: finds, creates and allocates them.
 //!
-//! A swap disk holds a guest's memory, so only its owner may read it, and only root may control
-//! its path ([`TrustedPath`]). It is opened once; the process that serves it gets the descriptor.
-//! It is fully allocated, so that a full file system is detected now and not at a guest's write.
-//! It is only allocated if enough space remains for others; a disk that cannot be completed is
-//! removed again.
+//! A swap disk holds a guest's memory, so only its owner may read it, and only root may control its
+//! path ([`TrustedPath`]). It is opened once; the process that serves it gets the descriptor. It is
+//! fully allocated, so that a full file system is detected now and not at a guest's write. It is
+//! only allocated if enough space remains for others; a disk that cannot be completed is removed
+//! again.
 
 use std::fs;
 use std::io;
