@@ -19,7 +19,7 @@ use lab::etcd::Members;
 use model::cluster::{HostReport, Intent};
 use model::spec::PoolSpec;
 use model::{Bytes, HostName, VmName};
-use overbook::pki::{self, Order};
+use overbook::pki::{self, CertificateRequest};
 use overbook::pool;
 use overbook_tests::{program, skip, take_turn};
 use policy::handover::{SourceStep, TargetStep};
@@ -92,7 +92,7 @@ fn a_hostile_host_harms_nobody_but_itself() {
     for authority in [&own, &foreign] {
         pki::init(authority).unwrap();
     }
-    let order = |name| Order { name, addresses: &here, valid: VALID, renews: false };
+    let order = |name| CertificateRequest { name, addresses: &here, valid: VALID, renews: false };
     let issue = |name| pki::host(&own, order(name)).unwrap();
     let server = issue("etcd").join("etcd");
     let members = match Members::start_secured(1, dir.path(), &server) {
@@ -262,7 +262,7 @@ fn a_hostile_controller_brings_no_foreign_vm_and_a_qemu_that_came_is_no_part_of_
     let own = dir.path().join("pki");
     pki::init(&own).unwrap();
     let here = ["127.0.0.1".to_owned()];
-    let order = |name| Order { name, addresses: &here, valid: VALID, renews: false };
+    let order = |name| CertificateRequest { name, addresses: &here, valid: VALID, renews: false };
     let issue = |name| pki::host(&own, order(name)).unwrap();
     let members = match Members::start_secured(1, dir.path(), &issue("etcd").join("etcd")) {
         Ok(members) => members,

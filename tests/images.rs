@@ -13,7 +13,7 @@ use std::process::Command;
 use lab::packages::Unpacked;
 use overbook_tests::{text, unpacked};
 use pages::offline::{Sampling, Table};
-use tables::offline::{OfflineError, Request, Work, build};
+use tables::offline::{BuildRequest, OfflineError, Work, build};
 
 /// The programs that make the images.
 struct Programs(Unpacked);
@@ -32,12 +32,12 @@ impl Programs {
     }
 }
 
-fn request(source: &Path) -> Request {
+fn request(source: &Path) -> BuildRequest {
     let sources = vec![source.to_owned()];
-    Request { sources, all_pages: true, sampling: Sampling::default(), backing_dir: None }
+    BuildRequest { sources, all_pages: true, sampling: Sampling::default(), backing_dir: None }
 }
 
-fn built(request: &Request) -> (Table, Work) {
+fn built(request: &BuildRequest) -> (Table, Work) {
     let (table, work) = build(request, |_, _| {}).unwrap();
     assert_eq!(work.left_out, 0, "{work:?}");
     (table, work)
@@ -77,7 +77,8 @@ fn squashfs_of_every_kind_is_the_tree_in_it() {
     let directory = directory.path();
     make_tree(&directory.join("root"));
     let plain = request(&directory.join("root"));
-    let code = |request: &Request| built(&Request { all_pages: false, ..request.clone() }).0;
+    let code =
+        |request: &BuildRequest| built(&BuildRequest { all_pages: false, ..request.clone() }).0;
     let (all, code_of_all) = (built(&plain).0, code(&plain));
     for options in [
         &["-comp", "gzip"][..],
@@ -154,7 +155,7 @@ fn an_image_is_what_it_has_and_what_its_backing_files_have() {
     programs.run(here, "qemu-img", &[&["convert"], &on_first[..], &["second", "top"]].concat());
     let on_top = ["create", "-q", "-f", "qcow2", "-b", "top", "-F", "qcow2", "above", "96M"];
     programs.run(here, "qemu-img", &on_top);
-    let within = |name: &str, dir: &Path| Request {
+    let within = |name: &str, dir: &Path| BuildRequest {
         all_pages: false,
         backing_dir: Some(dir.into()),
         ..request(&here.join(name))

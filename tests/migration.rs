@@ -19,8 +19,8 @@ use model::{Bytes, Millis};
 use overbook::drivers::migration::{
     Limits, Secured, Turn, source_turn, source_turn_without, target_turn, target_turn_without,
 };
-use overbook::drivers::qmp::{Client, Command};
-use overbook::pki::{self, Order};
+use overbook::drivers::qmp::{Command, QmpClient};
+use overbook::pki::{self, CertificateRequest};
 use overbook_tests::{provisions, take_turn};
 use policy::handover::{IntentView, SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ impl Trust {
 
     fn issue(&self, host: &str) -> PathBuf {
         let valid = Duration::from_secs(3600);
-        let order = Order { name: host, addresses: &[], valid, renews: false };
+        let order = CertificateRequest { name: host, addresses: &[], valid, renews: false };
         pki::host(&self.authority, order).unwrap()
     }
 
@@ -112,7 +112,7 @@ impl Trust {
 struct Qemu {
     files: Files,
     process: Option<Identity>,
-    client: Option<Client>,
+    client: Option<QmpClient>,
 }
 
 impl Qemu {
@@ -125,11 +125,11 @@ impl Qemu {
     }
 
     /// `None`: QEMU has ended, was not started yet, or does not answer yet.
-    async fn client(&mut self) -> Option<&mut Client> {
+    async fn client(&mut self) -> Option<&mut QmpClient> {
         if !self.is_alive() {
             self.client = None;
         } else if self.client.is_none() {
-            self.client = Client::connect(&self.files.daemon_socket).await.ok();
+            self.client = QmpClient::connect(&self.files.daemon_socket).await.ok();
         }
         self.client.as_mut()
     }
@@ -484,7 +484,12 @@ fn no_attacker_gets_in_where_a_qemu_waits_for_a_guest() {
     for file in ["client-cert.pem", "client-key.pem"] {
         fs::copy(trust.authority.join("a/migration").join(file), stolen.join(file)).unwrap();
     }
-    let order = Order { name: "a", addresses: &[], valid: Duration::from_secs(3600), renews: true };
+    let order = CertificateRequest {
+        name: "a",
+        addresses: &[],
+        valid: Duration::from_secs(3600),
+        renews: true,
+    };
     pki::host(&trust.authority, order).unwrap();
     pki::revoke(&trust.authority, &[stolen.join("client-cert.pem")]).unwrap();
     // A certificate of the right host for another purpose.

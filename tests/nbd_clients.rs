@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lab::packages::Unpacked;
-use overbook::pki::{self, Order, Purpose};
+use overbook::pki::{self, CertificateRequest, Purpose};
 use overbook_tests::{text, unpacked};
 use pageserver::layer::{self, Layer};
 use pageserver::layers::file::File;
@@ -166,7 +166,7 @@ fn certificates(dir: &Path) {
     pki::init(&authority).unwrap();
     let here = ["localhost".to_owned()];
     let valid = Duration::from_secs(3600);
-    let order = Order { name: "here", addresses: &here, valid, renews: false };
+    let order = CertificateRequest { name: "here", addresses: &here, valid, renews: false };
     let own = pki::host(&authority, order).unwrap();
     for (purpose, side) in [(Purpose::Repository, "server"), (Purpose::Disks, "client")] {
         std::fs::rename(own.join(purpose.directory()), dir.join(side)).unwrap();

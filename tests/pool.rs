@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use lab::etcd::Members;
 use lab::takeover::Takeover;
 use lab::{Lab, command};
-use overbook::pki::{self, Order};
+use overbook::pki::{self, CertificateRequest};
 use overbook_tests::{hungry, program, provisions, skip, take_turn, text};
 use serde_json::Value;
 use sys::process::{Child, Signal, Spawn, children_of};
@@ -151,10 +151,10 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     pki::init(&authority).unwrap();
     let here = ["127.0.0.1".to_owned()];
     let issued = |name| {
-        let order = Order { name, addresses: &here, valid: VALID, renews: false };
+        let order = CertificateRequest { name, addresses: &here, valid: VALID, renews: false };
         pki::host(&authority, order).unwrap()
     };
-    let order = Order { name: "decides", addresses: &[], valid: VALID, renews: false };
+    let order = CertificateRequest { name: "decides", addresses: &[], valid: VALID, renews: false };
     let decides = pki::controller(&authority, order).unwrap();
     let certificate = issued("etcd").join("etcd");
     let mut members = match Members::start_secured(3, dir.path(), &certificate) {

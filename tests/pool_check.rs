@@ -13,7 +13,7 @@ use cluster::records;
 use cluster::store::{Store, WriterLease};
 use lab::etcd::Members;
 use model::HostName;
-use overbook::pki::{self, Order};
+use overbook::pki::{self, CertificateRequest};
 use overbook::{config_files, pool};
 use overbook_tests::{program, skip, take_turn, text};
 use serde_json::Value;
@@ -127,7 +127,7 @@ fn a_check_reads_the_certificates() {
         pki::init(authority).unwrap();
     }
     let here = ["127.0.0.1".to_owned()];
-    let order = |name, valid| Order { name, addresses: &here, valid, renews: false };
+    let order = |name, valid| CertificateRequest { name, addresses: &here, valid, renews: false };
     let issue = |by: &Path, name, valid| pki::host(by, order(name, valid)).unwrap();
     let server = issue(&own, "etcd", YEAR).join("etcd");
     let members = match Members::start_secured(1, dir.path(), &server) {

@@ -21,7 +21,7 @@ use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
 use model::cluster::Intent;
 use model::{Bytes, DiskReading, HostName, Mode};
-use overbook::pki::{self, Order};
+use overbook::pki::{self, CertificateRequest};
 use overbook::{config_files, pool};
 use overbook_tests::{MAX, Stage, skip, unpacked};
 use sys::pool_maps;
@@ -239,7 +239,8 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     let authority = dir.path().join("pki");
     pki::init(&authority).unwrap();
     let addresses = [here.to_string()];
-    let order = Order { name: "host", addresses: &addresses, valid: A_DAY, renews: false };
+    let order =
+        CertificateRequest { name: "host", addresses: &addresses, valid: A_DAY, renews: false };
     let tls = pki::host(&authority, order).unwrap();
     let tls = tls.display();
     let port = TcpListener::bind((here, 0)).unwrap().local_addr().unwrap().port();
@@ -308,7 +309,8 @@ fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
     let authority = dir.path().join("pki");
     pki::init(&authority).unwrap();
     let addresses = [Ipv4Addr::LOCALHOST.to_string()];
-    let order = |name| Order { name, addresses: &addresses, valid: A_DAY, renews: false };
+    let order =
+        |name| CertificateRequest { name, addresses: &addresses, valid: A_DAY, renews: false };
     let etcd = pki::host(&authority, order("etcd")).unwrap().join("etcd");
     let members = match Members::start_secured(1, dir.path(), &etcd) {
         Ok(members) => members,
@@ -359,7 +361,8 @@ fn a_qemu_that_comes_is_a_unit_of_its_own_and_outlives_the_daemon() {
     let authority = dir.path().join("pki");
     pki::init(&authority).unwrap();
     let addresses = [Ipv4Addr::LOCALHOST.to_string()];
-    let order = |name| Order { name, addresses: &addresses, valid: A_DAY, renews: false };
+    let order =
+        |name| CertificateRequest { name, addresses: &addresses, valid: A_DAY, renews: false };
     let issue = |name| pki::host(&authority, order(name)).unwrap();
     let members = match Members::start_secured(1, dir.path(), &issue("etcd").join("etcd")) {
         Ok(members) => members,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lab::attack::{Attacker, NOBODY};
 use lab::command::own_program;
-use overbook::client::Client;
+use overbook::client::ApiClient;
 use serde_json::Value;
 use sys::process::{Child, Signal, Spawn};
 
@@ -60,7 +60,7 @@ impl Daemon {
     }
 
     fn try_get(&self, path: &str) -> Option<Value> {
-        Client::new(Path::new(&self.path("s"))).unwrap().get(path).ok()
+        ApiClient::new(Path::new(&self.path("s"))).unwrap().get(path).ok()
     }
 
     fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {

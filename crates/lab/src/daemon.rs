@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
-use overbook::client::Client;
+use overbook::client::ApiClient;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
 
@@ -75,7 +75,7 @@ pub struct Daemon {
     config: PathBuf,
     settings: Settings,
     overbooked: Option<Overbooked>,
-    client: Client,
+    client: ApiClient,
     process: Identity,
     log: PathBuf,
 }
@@ -110,7 +110,7 @@ impl Daemon {
         std::fs::write(&config, configuration(lab, settings, overbooked.as_ref()))?;
         let program = inside::built("overbook")?;
         let process = spawn(lab, &program, &config)?;
-        let client = Client::new(&socket(lab.dir()))?;
+        let client = ApiClient::new(&socket(lab.dir()))?;
         let log = lab.dir().join("log").join(NAME);
         let daemon = Self { program, config, settings, overbooked, client, process, log };
         daemon.wait_until_it_answers(lab)?;

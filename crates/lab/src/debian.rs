@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use pages::offline::Sampling;
 use sys::process::Spawn;
-use tables::offline::{self, OfflineError, Request};
+use tables::offline::{self, BuildRequest, OfflineError};
 
 use crate::cache::{Cache, CacheError};
 use crate::command::{self, CommandError};
@@ -146,7 +146,7 @@ impl Debian {
 /// # Errors
 /// When a tree cannot be read.
 pub fn code(systems: &[&Debian]) -> Result<Vec<u8>, DebianError> {
-    let request = Request {
+    let request = BuildRequest {
         sources: systems.iter().map(|debian| debian.tree.clone()).collect(),
         all_pages: false,
         sampling: Sampling::default(),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use overbook::pki::{self, Order, Purpose};
+use overbook::pki::{self, CertificateRequest, Purpose};
 use pageserver::layer::Layer;
 use pageserver::layers::fault::{FaultLayer, InjectedFaults};
 use pageserver::layers::memory::Memory;
@@ -248,7 +248,8 @@ pub(crate) fn free_port() -> io::Result<SocketAddr> {
 pub fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
     let authority = dir.join("pki");
     let addresses = ["localhost".to_owned(), address.to_string()];
-    let order = Order { name: "lab", addresses: &addresses, valid: VALID, renews: false };
+    let order =
+        CertificateRequest { name: "lab", addresses: &addresses, valid: VALID, renews: false };
     let made = pki::init(&authority).and_then(|()| pki::host(&authority, order));
     let own = made.map_err(io::Error::other)?;
     for (purpose, side) in [(Purpose::Repository, "server"), (Purpose::Disks, "client")] {

@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::helper::outlive_signals;
 use crate::http::{self, Ask, Asks, Inside, Listeners, Outcome, Token};
-use crate::lines::{Lines, Numbered, line, nonsense};
+use crate::lines::{JsonLines, Numbered, line, nonsense};
 use crate::log;
 use crate::published::Published;
 
@@ -57,7 +57,7 @@ pub(crate) enum Down {
 }
 
 /// The daemon's lines.
-type FromDaemon = Lines<BufReader<pipe::Receiver>>;
+type FromDaemon = JsonLines<BufReader<pipe::Receiver>>;
 
 /// The file descriptors of the sockets that this process inherits.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ pub(crate) fn run(sockets: Sockets) -> io::Result<()> {
     runtime.block_on(async {
         let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);
         // The length of the daemon's lines is trusted.
-        let down = Lines::new(down, usize::MAX - 1);
+        let down = JsonLines::new(down, usize::MAX - 1);
         let up = pipe::Sender::from_owned_fd(up)?;
         // The runtime has one thread, and that thread is confined now.
         if let Err(error) = sys::confine::to_what_is_open() {
@@ -174,7 +174,7 @@ mod tests {
         let sent = Arc::new(fixture::published());
         let bytes = line(&Down::Tick(Arc::clone(&sent))).unwrap();
         let Some(Down::Tick(came)) =
-            Lines::new(bytes.as_slice(), bytes.len()).next().await.unwrap()
+            JsonLines::new(bytes.as_slice(), bytes.len()).next().await.unwrap()
         else {
             panic!("it is something else");
         };

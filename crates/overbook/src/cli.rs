@@ -57,11 +57,11 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Run the host daemon in the foreground
     Daemon,
     /// Answer the API; started by the daemon, which it talks JSON lines with
@@ -84,7 +84,7 @@ enum Command {
     Cluster(cluster::Question),
     /// Make certificates for a small pool of hosts
     #[command(subcommand)]
-    Pki(pki::Question),
+    Pki(pki::PkiCommand),
     /// Check the configuration and report every fault with its file and line; or check the host
     ///
     /// Exit code 1: a fault in the configuration; with `--host`, something is missing without which
@@ -119,7 +119,7 @@ enum Command {
     Mrc(mrc::Arguments),
     /// Make tables of the pages that guests are going to share, and compare them
     #[command(subcommand)]
-    Static(static_tables::Question),
+    Static(static_tables::StaticCommand),
     /// Write shell completions to standard output
     Completions(pages::Shell),
     /// Write the man pages into a directory, or the main one to standard output
@@ -168,32 +168,32 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<Output, CliError> {
     let context = Context { config: cli.config, socket: cli.socket };
     match cli.command {
-        Command::Daemon => daemon::run(&context),
-        Command::Api(arguments) => api::run(&arguments),
-        Command::Store => store::run(),
-        Command::Worker(arguments) => worker::run(&arguments),
-        Command::Disks(arguments) => disks::run(&context, &arguments),
-        Command::Repository(arguments) => repository::run(&arguments),
-        Command::Controller(arguments) => controller::run(&context, &arguments),
-        Command::Cluster(question) => cluster::run(&context, &question),
-        Command::Pki(question) => pki::run(&question),
-        Command::Check(arguments) => check::run(&context, &arguments),
-        Command::Capacity(arguments) => capacity::run(&context, &arguments),
-        Command::Status(format) => status::run(&context, format.json),
-        Command::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),
-        Command::Vm(arguments) => vm::run(&context, &arguments),
-        Command::Group(group) => group::run(&context, group.name.as_deref(), group.format.json),
-        Command::Explain(vm) => explain::run(&context, &vm.name, vm.format.json),
-        Command::Plan(arguments) => plan::run(&context, &arguments),
-        Command::Pause(format) => steer::pause(&context, format.json),
-        Command::Resume(format) => steer::resume(&context, format.json),
-        Command::Release(arguments) => steer::release(&context, &arguments),
-        Command::History(arguments) => history::run(&context, &arguments),
-        Command::Mrc(arguments) => mrc::run(&arguments),
-        Command::Static(question) => static_tables::run(&context, &question),
-        Command::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
-        Command::Man(directory) => pages::man(&directory, Cli::command()),
-        Command::Lab(arguments) => lab::run(&arguments),
+        CliCommand::Daemon => daemon::run(&context),
+        CliCommand::Api(arguments) => api::run(&arguments),
+        CliCommand::Store => store::run(),
+        CliCommand::Worker(arguments) => worker::run(&arguments),
+        CliCommand::Disks(arguments) => disks::run(&context, &arguments),
+        CliCommand::Repository(arguments) => repository::run(&arguments),
+        CliCommand::Controller(arguments) => controller::run(&context, &arguments),
+        CliCommand::Cluster(question) => cluster::run(&context, &question),
+        CliCommand::Pki(question) => pki::run(&question),
+        CliCommand::Check(arguments) => check::run(&context, &arguments),
+        CliCommand::Capacity(arguments) => capacity::run(&context, &arguments),
+        CliCommand::Status(format) => status::run(&context, format.json),
+        CliCommand::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),
+        CliCommand::Vm(arguments) => vm::run(&context, &arguments),
+        CliCommand::Group(group) => group::run(&context, group.name.as_deref(), group.format.json),
+        CliCommand::Explain(vm) => explain::run(&context, &vm.name, vm.format.json),
+        CliCommand::Plan(arguments) => plan::run(&context, &arguments),
+        CliCommand::Pause(format) => steer::pause(&context, format.json),
+        CliCommand::Resume(format) => steer::resume(&context, format.json),
+        CliCommand::Release(arguments) => steer::release(&context, &arguments),
+        CliCommand::History(arguments) => history::run(&context, &arguments),
+        CliCommand::Mrc(arguments) => mrc::run(&arguments),
+        CliCommand::Static(question) => static_tables::run(&context, &question),
+        CliCommand::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
+        CliCommand::Man(directory) => pages::man(&directory, Cli::command()),
+        CliCommand::Lab(arguments) => lab::run(&arguments),
     }
 }
 
@@ -210,13 +210,13 @@ mod tests {
     fn global_options_may_stand_behind_the_command() {
         let cli = Cli::try_parse_from(["overbook", "status", "--json", "--socket", "/s"]).unwrap();
         assert_eq!(cli.socket, Some("/s".into()));
-        assert!(matches!(cli.command, Command::Status(Format { json: true })));
+        assert!(matches!(cli.command, CliCommand::Status(Format { json: true })));
     }
 
     #[test]
     fn the_lab_gets_its_arguments_untouched() {
         let line = ["overbook", "lab", "run", "quickstart", "--json", "--help"];
-        let Command::Lab(lab) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+        let CliCommand::Lab(lab) = Cli::try_parse_from(line).unwrap().command else { panic!() };
         assert_eq!(lab.arguments, ["run", "quickstart", "--json", "--help"]);
     }
 }

@@ -69,12 +69,12 @@ pub enum ClientError {
 
 /// A client of the daemon's API.
 #[derive(Debug)]
-pub struct Client {
+pub struct ApiClient {
     socket: PathBuf,
     runtime: runtime::Runtime,
 }
 
-impl Client {
+impl ApiClient {
     /// Prepares requests to `socket`. Only a request connects.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_is_off_is_named_with_its_socket() {
-        let client = Client::new(Path::new("/nonexistent/s")).unwrap();
+        let client = ApiClient::new(Path::new("/nonexistent/s")).unwrap();
         let error = client.get_text("/v1/host").unwrap_err();
         assert!(matches!(error, ClientError::NoDaemon(_)));
         assert!(error.to_string().starts_with("no daemon answers at /nonexistent/s (is `overbook"));
@@ -217,7 +217,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(b"220 smtp ready\r\n").unwrap();
         });
-        let error = Client::new(&socket).unwrap().get_text("/v1/host").unwrap_err();
+        let error = ApiClient::new(&socket).unwrap().get_text("/v1/host").unwrap_err();
         assert!(matches!(error, ClientError::Garbled { .. }), "{error}");
         server.join().unwrap();
     }

@@ -44,7 +44,7 @@ use crate::{
     config_files::Reloader,
     drivers::{BootClock, Drivers, Records, Settings, ksm::Hand},
     history::{self, History},
-    http::{Answer, Ask, Doors, Outcome, Question},
+    http::{Ask, Doors, LoopAnswer, Outcome, Question},
     journal::Journal,
     learned_file::LearnedFile,
     lock::{Holder, StateLock},
@@ -247,7 +247,7 @@ impl Daemon {
             }
             Question::Sign => {
                 // The client may have disconnected.
-                let _ = reply.send(Ok(Answer::Done(String::new())));
+                let _ = reply.send(Ok(LoopAnswer::Done(String::new())));
                 return;
             }
             Question::Pause => self.set_paused(true),
@@ -265,7 +265,7 @@ impl Daemon {
         };
         self.publish(publish);
         // The client may have disconnected.
-        let _ = reply.send(outcome.map(Answer::Done));
+        let _ = reply.send(outcome.map(LoopAnswer::Done));
     }
 
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
@@ -313,7 +313,7 @@ impl Daemon {
                 Err(error) => Err(format!("{}; {error}", summary.text)),
             };
             // The client may have disconnected.
-            let _ = reply.send(outcome.map(Answer::Done));
+            let _ = reply.send(outcome.map(LoopAnswer::Done));
         });
     }
 

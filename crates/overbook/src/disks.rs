@@ -140,7 +140,7 @@ pub struct Status {
 }
 
 /// A disk that is served.
-struct Disk {
+struct ServedDisk {
     name: String,
     vm: VmName,
     layer: Arc<Count>,
@@ -226,7 +226,7 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
         } else if let Some((_, disk)) = spec.disks_of(group).find(|(own, _)| *own == name) {
             let file = inherit(*numbers.get(2).ok_or_else(odd)?)?.into();
             let owner = Owner { user: *user, processes: disk.shared as usize };
-            let disk = Disk::build(name, disk, file, cached.as_ref())?;
+            let disk = ServedDisk::build(name, disk, file, cached.as_ref())?;
             let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
             let server = Server::of_one(Arc::new(one), owner, budget.clone());
             tokio::spawn(server.listen_unix(listener));
@@ -265,7 +265,7 @@ pub fn status_socket(spec: &Spec, group: &GroupName) -> PathBuf {
     spec.disk_directory().join(format!("{group}.status"))
 }
 
-impl Disk {
+impl ServedDisk {
     fn build(
         name: &str,
         spec: &DiskSpec,
@@ -367,7 +367,7 @@ impl Catalogue for One {
 }
 
 /// Takes an order from every client of the status socket, and answers with the status.
-async fn tell(listener: UnixListener, disks: Vec<Disk>, cached: Option<Cached>) {
+async fn tell(listener: UnixListener, disks: Vec<ServedDisk>, cached: Option<Cached>) {
     let mut ordered_at = Instant::now();
     loop {
         let accepted = tokio::time::timeout(ORDER_LASTS, listener.accept()).await;

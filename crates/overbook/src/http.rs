@@ -30,13 +30,13 @@ use std::{future::Future, io, sync::Arc};
 
 use tokio::sync::{broadcast, watch};
 
-pub use asks::{Answer, Ask, Asks, MAX_ROWS, Outcome, Question, Span};
+pub use asks::{Ask, Asks, LoopAnswer, MAX_ROWS, Outcome, Question, Span};
 pub use events::{BUFFER, Event, EventKind};
 pub use listen::{Doors, ListenError, Listeners};
 pub use routes::openapi;
 pub use token::{Token, TokenError};
 
-use crate::{published::Latest, shown::Shown};
+use crate::{published::Latest, shown::TickView};
 
 /// The API's inputs from the daemon.
 pub struct Inside {
@@ -49,7 +49,7 @@ pub struct Inside {
 /// State that every request handler can use.
 #[derive(Clone)]
 struct Api {
-    shown: watch::Receiver<Arc<Shown>>,
+    shown: watch::Receiver<Arc<TickView>>,
     events: events::Events,
     asks: Asks,
 }
@@ -65,7 +65,7 @@ pub async fn serve(
 ) -> io::Result<()> {
     let mut latest = inside.latest;
     let first = Arc::clone(&latest.borrow_and_update());
-    let (show, shown) = watch::channel(Arc::new(Shown::first(first)));
+    let (show, shown) = watch::channel(Arc::new(TickView::first(first)));
     let (events, _) = broadcast::channel(BUFFER);
     let api = Api { shown, events: events.clone(), asks: inside.asks };
     let everything = async {

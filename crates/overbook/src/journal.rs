@@ -96,7 +96,7 @@ pub enum JournalError {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Content {
+struct JournalContent {
     version: u32,
     vms: Vec<UndoRecord>,
     /// Absent in journals of earlier versions, and while there is nothing to undo.
@@ -227,7 +227,7 @@ impl Journal {
         }
         let path = self.directory.join(FILE_NAME);
         let vms = next.vms.values().cloned().collect();
-        let content = Content { version: VERSION, vms, ksm: next.ksm.clone() };
+        let content = JournalContent { version: VERSION, vms, ksm: next.ksm.clone() };
         let text = serde_json::to_vec_pretty(&content).map_err(|error| {
             JournalError::Unwritable { path: path.clone(), why: error.to_string() }
         })?;
@@ -252,7 +252,8 @@ fn parse(bytes: &[u8]) -> Result<OnRecord, String> {
     if bytes.len() as u64 > MOST_BYTES {
         return Err(format!("it is larger than {}", Bytes(MOST_BYTES)));
     }
-    let content: Content = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let content: JournalContent =
+        serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if content.version != VERSION {
         return Err(format!("it has version {}; this Overbook knows {VERSION}", content.version));
     }

@@ -26,13 +26,13 @@ pub(crate) fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
 }
 
 /// Reads values, one a line.
-pub(crate) struct Lines<R> {
+pub(crate) struct JsonLines<R> {
     reader: R,
     line: Vec<u8>,
     most: usize,
 }
 
-impl<R: AsyncBufRead + Unpin> Lines<R> {
+impl<R: AsyncBufRead + Unpin> JsonLines<R> {
     /// Accepts lines of at most `most` bytes.
     pub(crate) const fn new(reader: R, most: usize) -> Self {
         Self { reader, line: Vec::new(), most }
@@ -73,7 +73,7 @@ mod tests {
     async fn a_line_that_comes_in_pieces_is_one_and_a_reader_that_gives_up_loses_none() {
         let bytes = line(&Numbered { id: 1, what: true }).unwrap();
         let (mut ours, theirs) = tokio::io::duplex(16);
-        let mut lines = Lines::new(tokio::io::BufReader::new(theirs), 1024);
+        let mut lines = JsonLines::new(tokio::io::BufReader::new(theirs), 1024);
         let mut rest: VecDeque<u8> = bytes.into();
         while let Some(byte) = rest.pop_front() {
             tokio::io::AsyncWriteExt::write_all(&mut ours, &[byte]).await.unwrap();
@@ -97,9 +97,9 @@ mod tests {
             ("12345".to_owned(), "unexpected end of file"),
             ("[1]\n".to_owned(), "invalid type: sequence, expected u64 at line 1 column 0"),
         ] {
-            let read = Lines::new(text.as_bytes(), 10).next::<u64>().await;
+            let read = JsonLines::new(text.as_bytes(), 10).next::<u64>().await;
             assert_eq!(read.unwrap_err().to_string(), why);
         }
-        assert_eq!(Lines::new(&b""[..], 10).next::<u64>().await.unwrap(), None);
+        assert_eq!(JsonLines::new(&b""[..], 10).next::<u64>().await.unwrap(), None);
     }
 }

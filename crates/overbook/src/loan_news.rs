@@ -14,11 +14,11 @@ const ECHO_MS: u64 = 60_000;
 /// The last report on each lender's loan.
 #[derive(Debug, Default)]
 pub(crate) struct LoanNews {
-    said: BTreeMap<GroupName, Said>,
+    said: BTreeMap<GroupName, ReportedLoan>,
 }
 
 #[derive(Debug)]
-struct Said {
+struct ReportedLoan {
     borrower: GroupName,
     why: Discriminant<Reason>,
     amount: Bytes,
@@ -42,7 +42,7 @@ impl LoanNews {
         });
         if !is_known {
             let Loan { borrower, amount, .. } = loan.clone();
-            self.said.insert(lender.clone(), Said { borrower, why, amount, at_ms: now_ms });
+            self.said.insert(lender.clone(), ReportedLoan { borrower, why, amount, at_ms: now_ms });
         }
         !is_known
     }

@@ -38,14 +38,14 @@ pub enum Holder {
 
 /// The present holder of the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct LockHolder {
     /// Its kind; `None`: it has not written that, because its disk was full.
     pub by: Option<Holder>,
     /// Its process; `None`: it is not visible from here.
     pub pid: Option<u32>,
 }
 
-impl Held {
+impl LockHolder {
     const fn advice(self) -> &'static str {
         match self.by {
             Some(Holder::Release) => "wait until it has ended",
@@ -54,7 +54,7 @@ impl Held {
     }
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for LockHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pid = self.pid.map_or("unknown".to_owned(), |pid| pid.to_string());
         match self.by {
@@ -72,7 +72,7 @@ pub enum LockError {
     #[error("{holder} uses {directory}; {}", holder.advice())]
     Held {
         /// The holder.
-        holder: Held,
+        holder: LockHolder,
         /// The state directory.
         directory: PathBuf,
     },
@@ -191,7 +191,7 @@ fn make_private(directory: &Path) -> io::Result<()> {
 }
 
 /// The holder of this state directory's lock; `None`: there is none, or it is not visible.
-pub(crate) fn held_in(directory: &Path) -> Option<Held> {
+pub(crate) fn held_in(directory: &Path) -> Option<LockHolder> {
     let mut file = File::open(directory.join(FILE_NAME)).ok()?;
     Some(held(&mut file)).filter(|held| held.pid.is_some())
 }
@@ -209,7 +209,7 @@ fn write_holder(file: &mut File, holder: Holder) -> io::Result<()> {
     writeln!(file, "{} {word}", std::process::id())
 }
 
-fn held(file: &mut File) -> Held {
+fn held(file: &mut File) -> LockHolder {
     let holders = file_lock::holders(file).unwrap_or_default();
     let mut text = String::new();
     let _ = file.rewind().and_then(|()| file.take(32).read_to_string(&mut text));
@@ -223,7 +223,7 @@ fn held(file: &mut File) -> Held {
         RELEASE => Some(Holder::Release),
         _ => None,
     });
-    Held { by, pid }
+    LockHolder { by, pid }
 }
 
 #[cfg(test)]
@@ -250,7 +250,10 @@ mod tests {
         let _release = StateLock::acquire(dir.path(), Holder::Release).unwrap();
         let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
         let LockError::Held { holder, .. } = &error else { panic!("{error}") };
-        assert_eq!(*holder, Held { by: Some(Holder::Release), pid: Some(std::process::id()) });
+        assert_eq!(
+            *holder,
+            LockHolder { by: Some(Holder::Release), pid: Some(std::process::id()) }
+        );
         assert!(error.to_string().ends_with("wait until it has ended"), "{error}");
     }
 
@@ -262,7 +265,7 @@ mod tests {
         fs::write(dir.path().join("lock"), "1 release\n").unwrap();
         let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
         let LockError::Held { holder, .. } = &error else { panic!("{error}") };
-        assert_eq!(*holder, Held { by: None, pid: Some(std::process::id()) });
+        assert_eq!(*holder, LockHolder { by: None, pid: Some(std::process::id()) });
     }
 
     #[test]

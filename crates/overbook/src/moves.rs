@@ -93,7 +93,7 @@ impl Progress {
 
 /// One piece of news about a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct News {
+pub struct MoveEvent {
     /// Counts from 1 since the daemon started.
     pub number: u64,
     /// The VM.
@@ -116,12 +116,12 @@ pub struct Moves {
     /// VMs whose arrival failed.
     pub refused: u64,
     /// The latest news, oldest first.
-    news: VecDeque<News>,
+    news: VecDeque<MoveEvent>,
 }
 
 impl Moves {
     /// News after this number; some may have been dropped.
-    pub fn since(&self, number: u64) -> impl Iterator<Item = &News> {
+    pub fn since(&self, number: u64) -> impl Iterator<Item = &MoveEvent> {
         self.news.iter().filter(move |news| news.number > number)
     }
 
@@ -141,7 +141,7 @@ impl Moves {
             Progress::Refused { .. } => self.refused += 1,
         }
         let number = self.latest() + 1;
-        self.news.push_back(News { number, vm, progress });
+        self.news.push_back(MoveEvent { number, vm, progress });
         if self.news.len() > KEPT {
             self.news.pop_front();
         }
@@ -153,11 +153,11 @@ impl Moves {
 pub(super) struct Teller {
     has_looked: bool,
     /// Keyed by VM and intent.
-    known: BTreeMap<(VmName, u64), Known>,
+    known: BTreeMap<(VmName, u64), ReportedMove>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct ReportedMove {
     other: HostName,
     told: Option<Discriminant<Progress>>,
 }
@@ -173,7 +173,7 @@ impl Teller {
     ) {
         for (vm, intent) in mine {
             let other = if intent.from == *host { &intent.to } else { &intent.from };
-            let known = || Known { other: other.clone(), told: None };
+            let known = || ReportedMove { other: other.clone(), told: None };
             self.known.entry((vm.clone(), intent.generation)).or_insert_with(known);
         }
         let of = |vm: &VmName, n: u64| (vm.clone(), n);

@@ -154,7 +154,7 @@ impl fmt::Display for Purpose {
 
 /// A request to an authority for certificates.
 #[derive(Clone, Copy, Debug)]
-pub struct Order<'a> {
+pub struct CertificateRequest<'a> {
     /// The name of their owner.
     pub name: &'a str,
     /// Addresses of its servers; empty: it has no servers.
@@ -187,7 +187,7 @@ pub fn init(directory: &Path) -> Result<(), PkiError> {
 ///
 /// # Errors
 /// There is no authority, or a file cannot be created, or exists already.
-pub fn host(directory: &Path, order: Order<'_>) -> Result<PathBuf, PkiError> {
+pub fn host(directory: &Path, order: CertificateRequest<'_>) -> Result<PathBuf, PkiError> {
     let servers = !order.addresses.is_empty();
     let all = [Purpose::Host, Purpose::Migration, Purpose::Disks];
     let reached = [Purpose::Etcd, Purpose::Repository];
@@ -198,13 +198,13 @@ pub fn host(directory: &Path, order: Order<'_>) -> Result<PathBuf, PkiError> {
 ///
 /// # Errors
 /// As of [`host`].
-pub fn controller(directory: &Path, order: Order<'_>) -> Result<PathBuf, PkiError> {
+pub fn controller(directory: &Path, order: CertificateRequest<'_>) -> Result<PathBuf, PkiError> {
     issue(directory, order, [Purpose::Controller])
 }
 
 fn issue(
     directory: &Path,
-    order: Order<'_>,
+    order: CertificateRequest<'_>,
     purposes: impl IntoIterator<Item = Purpose>,
 ) -> Result<PathBuf, PkiError> {
     let issuer = issuer(directory)?;
@@ -245,7 +245,7 @@ const DAY_S: u64 = 24 * 3600;
 
 fn params(
     purpose: Purpose,
-    order: Order<'_>,
+    order: CertificateRequest<'_>,
     side: &str,
     usages: &[ExtendedKeyUsagePurpose],
 ) -> Result<CertificateParams, PkiError> {

@@ -1,7 +1,7 @@
 //! A tick with the data that only shows between two ticks: swap rates, the last change of each VM.
 //!
-//! The loop publishes single ticks and forgets them. [`Shown`] keeps the little state that needs an
-//! earlier tick, so every reader of the API sees one consistent tick. A missed tick (on a busy
+//! The loop publishes single ticks and forgets them. [`TickView`] keeps the little state that needs
+//! an earlier tick, so every reader of the API sees one consistent tick. A missed tick (on a busy
 //! machine) never makes a wrong figure: a rate divides by the time between two statistics.
 //!
 //! Cost: O(VMs) per tick. Two numbers and one sentence are kept for each existing VM.
@@ -33,7 +33,7 @@ pub fn change_words(is_take: bool, target: Bytes, reason: &str) -> String {
 
 /// A tick, with data from earlier ticks.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct TickView {
     /// The latest tick.
     pub published: Arc<Published>,
     /// The time at which it arrived here.
@@ -44,7 +44,7 @@ pub struct Shown {
     swap_rates: BTreeMap<VmName, Bytes>,
 }
 
-impl Shown {
+impl TickView {
     /// The first tick.
     #[must_use]
     pub fn first(published: Arc<Published>) -> Self {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_swap_rate_divides_by_the_time_between_two_statistics() {
-        let shown = Shown::first(swapped(1_000, 10)).next(swapped(3_000, 14));
+        let shown = TickView::first(swapped(1_000, 10)).next(swapped(3_000, 14));
         assert_eq!(shown.swap_rate(&"web-1".into()), Some(Bytes::mib(2)));
         let same = shown.next(swapped(3_000, 14));
         assert_eq!(same.swap_rate(&"web-1".into()), Some(Bytes::mib(2)), "no new statistics");
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn counters_that_ran_backwards_give_no_rate() {
-        let shown = Shown::first(swapped(1_000, 10)).next(swapped(2_000, 3));
+        let shown = TickView::first(swapped(1_000, 10)).next(swapped(2_000, 3));
         assert_eq!(shown.swap_rate(&"web-1".into()), None);
     }
 
     #[test]
     fn the_last_change_is_older_than_the_tick_and_was_carried_out() {
         let tick = Arc::new(fixture::published());
-        let first = Shown::first(Arc::clone(&tick));
+        let first = TickView::first(Arc::clone(&tick));
         assert!(first.last_changes.is_empty());
         let second = first.next(tick);
         let change = &second.last_changes[&"web-1".into()];
@@ -148,7 +148,7 @@ mod tests {
         let mut observed = fixture::published();
         observed.plan.mode = Mode::Recommend;
         let observed = Arc::new(observed);
-        let shown = Shown::first(Arc::clone(&observed)).next(observed);
+        let shown = TickView::first(Arc::clone(&observed)).next(observed);
         assert!(shown.last_changes.is_empty(), "a recommendation changed nothing");
     }
 }

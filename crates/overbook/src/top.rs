@@ -22,8 +22,8 @@ use ratatui::{
 
 use crate::cli::CliError;
 use ending::Ending;
-use state::{State, Step};
-use watch::Watch;
+use state::{KeyAction, ScreenState};
+use watch::StatusPoller;
 
 /// Maximum delay between a key and its effect.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// # Errors
 /// No daemon answers at the start, or the terminal cannot be used.
 pub fn run(socket: &Path) -> Result<(), CliError> {
-    let watch = Watch::start(socket)?;
+    let watch = StatusPoller::start(socket)?;
     let ending = Ending::watch().map_err(CliError::Terminal)?;
     // Also restores the terminal on a panic.
     let terminal = ratatui::try_init().map_err(CliError::Terminal)?;
@@ -42,8 +42,8 @@ pub fn run(socket: &Path) -> Result<(), CliError> {
     outcome.map_err(CliError::Terminal)
 }
 
-fn turn(mut terminal: DefaultTerminal, watch: &Watch, ending: &Ending) -> io::Result<()> {
-    let mut state = State::default();
+fn turn(mut terminal: DefaultTerminal, watch: &StatusPoller, ending: &Ending) -> io::Result<()> {
+    let mut state = ScreenState::default();
     while !ending.is_due() {
         watch.news().for_each(|news| state.learn(news));
         terminal.draw(|frame| draw::draw(frame, &state))?;
@@ -55,10 +55,10 @@ fn turn(mut terminal: DefaultTerminal, watch: &Watch, ending: &Ending) -> io::Re
             continue;
         }
         match state.press(key.code, key.modifiers) {
-            Step::Stay => {}
-            Step::Quit => return Ok(()),
-            Step::Send(request) => watch.send(request),
-            Step::Select(vm) => watch.select(vm),
+            KeyAction::Stay => {}
+            KeyAction::Quit => return Ok(()),
+            KeyAction::Send(request) => watch.send(request),
+            KeyAction::Select(vm) => watch.select(vm),
         }
     }
     Ok(())

@@ -2,8 +2,8 @@
 //!
 //! These types are separate from the model's. The model may change with the policy, but scripts
 //! and dashboards rely on these fields. One function makes each object from the daemon's state
-//! ([`Shown`](crate::shown::Shown)), and the CLI reads the same objects back. So the API, `--json`
-//! and the tables have one list of fields. OpenAPI is derived from them.
+//! ([`TickView`](crate::shown::TickView)), and the CLI reads the same objects back. So the API,
+//! `--json` and the tables have one list of fields. OpenAPI is derived from them.
 
 mod cache;
 mod capacity;

@@ -13,16 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon_fixture::Daemon;
+use daemon_fixture::TestDaemon;
 use overbook::wire::HostStatus;
 use sys::process::{Identity, Signal, children_of};
 
-fn start() -> Daemon {
-    Daemon::start(tempfile::tempdir().unwrap(), "")
+fn start() -> TestDaemon {
+    TestDaemon::start(tempfile::tempdir().unwrap(), "")
 }
 
 /// The process that answers; the daemon has no other child here.
-fn answering(daemon: &Daemon) -> Option<Identity> {
+fn answering(daemon: &TestDaemon) -> Option<Identity> {
     let children = children_of(daemon.pid()).unwrap();
     children.into_iter().find(Identity::is_alive)
 }
@@ -84,10 +84,10 @@ fn a_client_whose_process_was_killed_is_answered_by_the_next_one_and_the_daemon_
 fn one_that_is_stopped_for_a_while_shows_the_newest_tick_when_it_goes_on() {
     let mut daemon = start();
     let process = answering(&daemon).unwrap();
-    let at = |daemon: &Daemon| daemon.get::<HostStatus>("/v1/host").wall_ms;
+    let at = |daemon: &TestDaemon| daemon.get::<HostStatus>("/v1/host").wall_ms;
     let before = at(&daemon);
     assert!(process.signal(Signal::STOP).unwrap());
-    let state = |_: &Daemon| status(process)["State"].starts_with('T');
+    let state = |_: &TestDaemon| status(process)["State"].starts_with('T');
     daemon.until("it is stopped", state);
     assert!(process.signal(Signal::CONT).unwrap());
     daemon.until("a newer tick is shown", |daemon| at(daemon) > before);

@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde_json::Value;
-use server::Server;
+use server::TestServer;
 
 fn overbook(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
@@ -23,7 +23,7 @@ fn overbook(arguments: &[&str]) -> Output {
 }
 
 /// Standard output of a command that succeeds.
-fn says(server: &Server, arguments: &[&str]) -> String {
+fn says(server: &TestServer, arguments: &[&str]) -> String {
     let socket = server.socket.to_str().unwrap();
     let output = overbook(&[arguments, &["--socket", socket]].concat());
     let error = String::from_utf8_lossy(&output.stderr);
@@ -31,7 +31,7 @@ fn says(server: &Server, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn json(server: &Server, arguments: &[&str]) -> Value {
+fn json(server: &TestServer, arguments: &[&str]) -> Value {
     serde_json::from_str(&says(server, &[arguments, &["--json"]].concat())).unwrap()
 }
 
@@ -41,7 +41,7 @@ fn error(output: &Output) -> String {
 
 #[test]
 fn status_shows_host_groups_and_vms() {
-    let text = says(&Server::start(), &["status"]);
+    let text = says(&TestServer::start(), &["status"]);
     assert!(text.starts_with(
         "host    6 GiB of 16 GiB available, 1000 MiB of 1 GiB swap free; mode enforce"
     ));
@@ -55,7 +55,7 @@ fn status_shows_host_groups_and_vms() {
 
 #[test]
 fn status_prints_json() {
-    let page = json(&Server::start(), &["status"]);
+    let page = json(&TestServer::start(), &["status"]);
     assert_eq!(page["host"]["mode"], "enforce");
     assert_eq!(page["groups"][0]["name"], "web");
     assert_eq!(page["vms"].as_array().unwrap().len(), 3);
@@ -63,7 +63,7 @@ fn status_prints_json() {
 
 #[test]
 fn one_vm_or_group_is_shown_in_full() {
-    let server = Server::start();
+    let server = TestServer::start();
     let vm = says(&server, &["vm", "web-1"]);
     assert!(vm.contains("host view: occupied     180 MiB\n"), "{vm}");
     assert!(vm.contains("guest view: available   12 MiB\n"), "{vm}");
@@ -73,7 +73,7 @@ fn one_vm_or_group_is_shown_in_full() {
 
 #[test]
 fn working_sets_and_what_they_cost_are_shown() {
-    let server = Server::start();
+    let server = TestServer::start();
     let status = says(&server, &["status"]);
     assert!(status.lines().any(|line| line.starts_with("web-1") && line.contains("150 MiB")));
     let vm = says(&server, &["vm", "web-1"]);
@@ -88,7 +88,7 @@ fn working_sets_and_what_they_cost_are_shown() {
 
 #[test]
 fn a_curve_is_drawn_and_written_as_a_plot() {
-    let server = Server::start();
+    let server = TestServer::start();
     let dir = tempfile::tempdir().unwrap();
     let plot = dir.path().join("curve.svg");
     let text = says(&server, &["vm", "web-1", "--mrc", "--plot", plot.to_str().unwrap()]);
@@ -103,18 +103,18 @@ fn a_curve_is_drawn_and_written_as_a_plot() {
 
 #[test]
 fn explain_prints_the_daemons_words() {
-    let text = says(&Server::start(), &["explain", "web-2"]);
+    let text = says(&TestServer::start(), &["explain", "web-2"]);
     assert!(text.contains("Unchanged    uncooperative: its balloon stands at 384 MiB"), "{text}");
 }
 
 #[test]
 fn history_shows_readings_and_changes() {
-    let text = says(&Server::start(), &["history", "web-1", "--since", "2h"]);
+    let text = says(&TestServer::start(), &["history", "web-1", "--since", "2h"]);
     assert!(text.starts_with("TIME "), "{text}");
     assert!(text.contains("2026-05-28T20:23:40Z"), "{text}");
     assert!(text.contains("target raised to 192 MiB"), "{text}");
     assert!(!text.contains("--limit"), "{text}");
-    let text = says(&Server::start(), &["history", "web-1", "--since", "2h", "--limit", "2"]);
+    let text = says(&TestServer::start(), &["history", "web-1", "--since", "2h", "--limit", "2"]);
     assert!(
         text.ends_with("\nthe newest 2 rows of the last 120 min; --limit shows more\n"),
         "{text}"
@@ -126,7 +126,7 @@ fn history_shows_readings_and_changes() {
 
 #[test]
 fn the_history_of_what_never_was_is_an_error() {
-    let server = Server::start();
+    let server = TestServer::start();
     let fails = |arguments: &[&str]| {
         let socket = ["--socket", server.socket.to_str().unwrap()];
         let output = overbook(&[arguments, &socket].concat());
@@ -143,7 +143,7 @@ fn the_history_of_what_never_was_is_an_error() {
 
 #[test]
 fn an_unknown_vm_is_an_error_with_the_known_names() {
-    let server = Server::start();
+    let server = TestServer::start();
     let output = overbook(&["vm", "nope", "--socket", server.socket.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let why = error(&output);
@@ -152,7 +152,7 @@ fn an_unknown_vm_is_an_error_with_the_known_names() {
 
 #[test]
 fn pause_resume_and_release_ask_the_daemon() {
-    let server = Server::start();
+    let server = TestServer::start();
     for verb in ["pause", "resume", "release"] {
         assert_eq!(says(&server, &[verb]), format!("{verb} done\n"));
     }
@@ -180,7 +180,7 @@ fn a_configuration_that_was_named_must_be_readable() {
 
 #[test]
 fn the_socket_is_taken_from_the_configuration() {
-    let server = Server::start();
+    let server = TestServer::start();
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("overbook.toml");
     fs::write(&config, format!("[api]\nsocket = {:?}\n", server.socket)).unwrap();
@@ -190,7 +190,7 @@ fn the_socket_is_taken_from_the_configuration() {
 
 #[test]
 fn an_exported_case_is_decided_again_without_a_daemon() {
-    let server = Server::start();
+    let server = TestServer::start();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("case.json");
     fs::write(&file, says(&server, &["plan", "--export"])).unwrap();
@@ -206,7 +206,7 @@ fn an_exported_case_is_decided_again_without_a_daemon() {
 
 #[test]
 fn a_broken_case_names_the_field() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mut case: Value = serde_json::from_str(&says(&server, &["plan", "--export"])).unwrap();
     case["view"]["vms"]["web-1"]["ram"] = "lots".into();
     let why = decide_error(&case.to_string());
@@ -247,7 +247,7 @@ fn a_reader_that_goes_away_is_no_error() {
 
 #[test]
 fn a_name_cannot_steer_the_operators_terminal() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mut tick = http_fixture::published();
     let vm = tick.view.vms[&model::VmName::from("web-1")].clone();
     tick.view.vms.insert("\u{1b}]0;gotcha\u{7}".into(), vm);
@@ -379,9 +379,9 @@ fn check_tries_the_host_and_its_exit_code_says_what_its_answer_says() {
 }
 
 /// A repository as an operator starts it, ended with the test.
-struct Lends(std::process::Child);
+struct RepositoryProcess(std::process::Child);
 
-impl Lends {
+impl RepositoryProcess {
     fn at(socket: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
         command.args(["repository", "--memory", "16MiB", "--unix"]).arg(socket);
@@ -395,7 +395,7 @@ impl Lends {
     }
 }
 
-impl Drop for Lends {
+impl Drop for RepositoryProcess {
     fn drop(&mut self) {
         // The process may have ended by itself.
         let _ = self.0.kill();
@@ -404,9 +404,9 @@ impl Drop for Lends {
 }
 
 /// Ends the keeper and the processes that it has started.
-struct Disks(std::process::Child);
+struct DisksProcess(std::process::Child);
 
-impl Drop for Disks {
+impl Drop for DisksProcess {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         // The process may have ended by itself.
@@ -425,10 +425,10 @@ fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
          file = \"{at}/file\"\nsize = \"16MiB\"\nrepositories = [{repository:?}]\n"
     );
     fs::write(&config, text).unwrap();
-    let _lends = Lends::at(&repository);
+    let _lends = RepositoryProcess::at(&repository);
     let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
     command.args(["disks", "web", "--config"]).arg(&config).stderr(Stdio::null());
-    let _disks = Disks(command.spawn().unwrap());
+    let _disks = DisksProcess(command.spawn().unwrap());
     let spec = overbook::config_files::load(&config).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

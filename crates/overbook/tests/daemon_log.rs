@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::PermissionsExt,
 };
 
-use daemon_fixture::Daemon;
+use daemon_fixture::TestDaemon;
 
 #[test]
 fn whoever_has_something_changed_is_named() {
@@ -22,7 +22,7 @@ fn whoever_has_something_changed_is_named() {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let tcp = format!("127.{}.{middle}.{low}:7780", 64 + high);
     let more = format!("tcp = \"{tcp}\"\ntoken_file = \"{}\"\n", token.display());
-    let daemon = Daemon::start(dir, &more);
+    let daemon = TestDaemon::start(dir, &more);
     let user = rustix::process::getuid().as_raw();
     daemon.client().post("/v1/pause").unwrap();
     daemon.client().post("/v1/release").unwrap();
@@ -46,11 +46,11 @@ fn whoever_has_something_changed_is_named() {
 
 #[test]
 fn a_reload_tells_what_has_changed_and_what_waits() {
-    let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), "");
-    let said = |daemon: &mut Daemon, text: &str| {
+    let mut daemon = TestDaemon::start(tempfile::tempdir().unwrap(), "");
+    let said = |daemon: &mut TestDaemon, text: &str| {
         daemon.until(&format!("the log says: {text}"), |daemon| daemon.log().contains(text));
     };
-    let host = |daemon: &Daemon| daemon.get::<serde_json::Value>("/v1/host");
+    let host = |daemon: &TestDaemon| daemon.get::<serde_json::Value>("/v1/host");
     let pool =
         "[pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:1\"]\ninsecure = true\n";
     let more = format!("[mode]\nballoon = \"enforce\"\n[group.web]\nvms = [\"web-*\"]\n{pool}");

@@ -15,7 +15,7 @@ use std::{
 
 use model::{Link, Time};
 use serde_json::Value;
-use server::Server;
+use server::TestServer;
 
 /// Sends raw bytes and reads until the server closes or goes silent.
 fn raw(stream: &mut (impl Read + Write), request: &[u8]) -> String {
@@ -29,14 +29,14 @@ fn raw(stream: &mut (impl Read + Write), request: &[u8]) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-fn connect(server: &Server) -> UnixStream {
+fn connect(server: &TestServer) -> UnixStream {
     let stream = UnixStream::connect(&server.socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
 }
 
 /// One request on a connection of its own: status and body.
-fn ask(server: &Server, method: &str, path: &str) -> (u16, String) {
+fn ask(server: &TestServer, method: &str, path: &str) -> (u16, String) {
     let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let answer = raw(&mut connect(server), request.as_bytes());
     let (head, body) = answer.split_once("\r\n\r\n").expect(&answer);
@@ -46,13 +46,13 @@ fn ask(server: &Server, method: &str, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-fn json(server: &Server, path: &str) -> Value {
+fn json(server: &TestServer, path: &str) -> Value {
     let (status, body) = ask(server, "GET", path);
     assert_eq!(status, 200, "{body}");
     serde_json::from_str(&body).unwrap()
 }
 
-fn error(server: &Server, method: &str, path: &str) -> (u16, String) {
+fn error(server: &TestServer, method: &str, path: &str) -> (u16, String) {
     let (status, body) = ask(server, method, path);
     let value: Value = serde_json::from_str(&body).unwrap();
     (status, value["error"].as_str().unwrap().to_owned())
@@ -60,7 +60,7 @@ fn error(server: &Server, method: &str, path: &str) -> (u16, String) {
 
 #[test]
 fn the_host_shows_its_memory_and_the_mode() {
-    let server = Server::start();
+    let server = TestServer::start();
     let host = json(&server, "/v1/host");
     assert_eq!(host["available_bytes"], 6_144_u64 << 20);
     assert_eq!(host["mode"], "enforce");
@@ -70,7 +70,7 @@ fn the_host_shows_its_memory_and_the_mode() {
 
 #[test]
 fn a_group_shows_its_ledger_and_its_vms() {
-    let server = Server::start();
+    let server = TestServer::start();
     assert_eq!(json(&server, "/v1/groups").as_array().unwrap().len(), 1);
     let group = json(&server, "/v1/groups/web");
     assert_eq!(group["surplus_bytes"], 100_u64 << 20);
@@ -81,7 +81,7 @@ fn a_group_shows_its_ledger_and_its_vms() {
 
 #[test]
 fn a_vm_shows_both_views_and_its_decision() {
-    let server = Server::start();
+    let server = TestServer::start();
     assert_eq!(json(&server, "/v1/vms").as_array().unwrap().len(), 3);
     let page = json(&server, "/v1/status");
     for part in ["groups", "vms"] {
@@ -97,33 +97,33 @@ fn a_vm_shows_both_views_and_its_decision() {
 
 #[test]
 fn the_plan_names_the_order_of_its_actions() {
-    let plan = json(&Server::start(), "/v1/plan");
+    let plan = json(&TestServer::start(), "/v1/plan");
     assert_eq!(plan["order"], serde_json::json!(["web-1"]));
 }
 
 #[test]
 fn the_case_is_what_the_policy_was_given() {
-    let case = json(&Server::start(), "/v1/case");
+    let case = json(&TestServer::start(), "/v1/case");
     let case: policy::Case = serde_json::from_value(case).unwrap();
     assert_eq!(case.view, http_fixture::published().view);
 }
 
 #[test]
 fn an_explanation_takes_the_last_change_from_history() {
-    let text = json(&Server::start(), "/v1/explain/web-1")["text"].to_string();
+    let text = json(&TestServer::start(), "/v1/explain/web-1")["text"].to_string();
     assert!(text.contains("Last change  3 min before this tick: target raised"), "{text}");
 }
 
 #[test]
 fn a_groups_past_loans_say_who_and_why() {
-    let rows = json(&Server::start(), "/v1/loans/web?since_wall_ms=7");
+    let rows = json(&TestServer::start(), "/v1/loans/web?since_wall_ms=7");
     assert_eq!((&rows[0]["lender"], &rows[0]["wall_ms"]), (&"web".into(), &7.into()));
     assert_eq!(rows[0]["reason"]["code"], "loan_unneeded");
 }
 
 #[test]
 fn history_passes_its_bounds_on_and_bounds_them() {
-    let server = Server::start();
+    let server = TestServer::start();
     let rows = json(&server, "/v1/history/web-1?since_wall_ms=5&limit=2");
     assert_eq!(rows[0]["wall_ms"], 5);
     let (status, why) = error(&server, "GET", "/v1/history/web-1?limit=10001");
@@ -138,7 +138,7 @@ fn history_passes_its_bounds_on_and_bounds_them() {
 
 #[test]
 fn an_unknown_vm_or_group_is_404_with_the_known_names() {
-    let server = Server::start();
+    let server = TestServer::start();
     let (status, why) = error(&server, "GET", "/v1/vms/web-9");
     assert_eq!((status, why.as_str()), (404, "no VM is named `web-9`; known: db-1, web-1, web-2"));
     let (status, why) = error(&server, "GET", "/v1/groups/x");
@@ -155,7 +155,7 @@ fn an_unknown_vm_or_group_is_404_with_the_known_names() {
 
 #[test]
 fn names_with_odd_characters_are_found() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mut tick = http_fixture::published();
     let name = "a b/../ü%?#\"\n";
     let vm = tick.view.vms[&model::VmName::from("web-1")].clone();
@@ -168,7 +168,7 @@ fn names_with_odd_characters_are_found() {
 
 #[test]
 fn pause_resume_and_release_reach_the_loop() {
-    let server = Server::start();
+    let server = TestServer::start();
     for verb in ["pause", "resume", "release"] {
         let (status, body) = ask(&server, "POST", &format!("/v1/{verb}"));
         assert_eq!((status, body), (200, format!("{{\"message\":\"{verb} done\"}}")));
@@ -177,14 +177,14 @@ fn pause_resume_and_release_reach_the_loop() {
 
 #[test]
 fn a_request_that_the_loop_refuses_says_why() {
-    let server = Server::refusing("the journal cannot be written");
+    let server = TestServer::refusing("the journal cannot be written");
     let (status, why) = error(&server, "POST", "/v1/release");
     assert_eq!((status, why.as_str()), (500, "the journal cannot be written"));
 }
 
 #[test]
 fn a_tracked_vm_has_a_curve_and_another_says_why_not() {
-    let server = Server::start();
+    let server = TestServer::start();
     let curve = json(&server, "/v1/vms/web-1/curve");
     assert_eq!(curve["working_set_bytes"], 150 << 20);
     assert_eq!(
@@ -205,7 +205,7 @@ fn a_tracked_vm_has_a_curve_and_another_says_why_not() {
 
 #[test]
 fn the_capacity_is_told_from_what_was_learned() {
-    let server = Server::start();
+    let server = TestServer::start();
     let found = json(&server, "/v1/capacity");
     assert_eq!((&found["certainty"], &found["vms"]), (&0.97.into(), &2.into()));
     assert_eq!((&found["measured_vms"], &found["measured_seconds"]), (&1.into(), &3600.into()));
@@ -232,7 +232,7 @@ fn the_capacity_is_told_from_what_was_learned() {
 
 #[test]
 fn unknown_paths_and_wrong_methods_are_told_apart() {
-    let server = Server::start();
+    let server = TestServer::start();
     assert_eq!(error(&server, "GET", "/nope").0, 404);
     assert_eq!(error(&server, "GET", "/v1/pause").0, 405);
     assert_eq!(error(&server, "DELETE", "/v1/host").0, 405);
@@ -240,7 +240,7 @@ fn unknown_paths_and_wrong_methods_are_told_apart() {
 
 #[test]
 fn the_description_holds_every_path() {
-    let api = json(&Server::start(), "/v1/openapi.json");
+    let api = json(&TestServer::start(), "/v1/openapi.json");
     for path in ["/v1/host", "/v1/vms/{name}", "/v1/explain/{vm}", "/v1/events", "/metrics"] {
         assert!(api["paths"][path].is_object(), "{path}");
     }
@@ -263,7 +263,7 @@ fn the_description_holds_every_path() {
 
 #[test]
 fn metrics_are_served_as_open_metrics() {
-    let (status, body) = ask(&Server::start(), "GET", "/metrics");
+    let (status, body) = ask(&TestServer::start(), "GET", "/metrics");
     assert_eq!(status, 200);
     assert!(
         body.contains("overbook_vm_used_bytes{vm=\"web-1\",group=\"web\"} 188743680"),
@@ -274,7 +274,7 @@ fn metrics_are_served_as_open_metrics() {
 
 #[test]
 fn health_fails_when_the_loop_stands_still() {
-    let server = Server::start();
+    let server = TestServer::start();
     assert_eq!(ask(&server, "GET", "/healthz").0, 200);
     let end = Instant::now() + Duration::from_secs(60);
     while ask(&server, "GET", "/healthz").0 == 200 {
@@ -290,7 +290,7 @@ fn health_fails_when_the_loop_stands_still() {
 
 #[test]
 fn a_huge_header_is_refused() {
-    let server = Server::start();
+    let server = TestServer::start();
     let request = format!("GET /v1/host HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "y".repeat(1 << 20));
     let answer = raw(&mut connect(&server), request.as_bytes());
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
@@ -299,7 +299,7 @@ fn a_huge_header_is_refused() {
 
 #[test]
 fn a_huge_body_is_not_kept() {
-    let server = Server::start();
+    let server = TestServer::start();
     let before = resident_kib();
     let mut request =
         b"POST /v1/pause HTTP/1.1\r\nHost: x\r\nContent-Length: 900000000\r\n\r\n".to_vec();
@@ -317,7 +317,7 @@ fn a_huge_body_is_not_kept() {
 
 #[test]
 fn garbage_is_refused() {
-    let server = Server::start();
+    let server = TestServer::start();
     for garbage in
         [&b"\x16\x03\x01\x00\xff\xff\xff"[..], b"\r\n\r\n\r\n", b"GET\r\n\r\n", &[0; 9000]]
     {
@@ -331,7 +331,7 @@ fn garbage_is_refused() {
 
 #[test]
 fn silent_clients_do_not_keep_others_out_for_long() {
-    let server = Server::start();
+    let server = TestServer::start();
     let silent: Vec<UnixStream> = (0..64).map(|_| connect(&server)).collect();
     let since = Instant::now();
     let mut late = connect(&server);
@@ -354,7 +354,7 @@ fn events_until(stream: &mut UnixStream, done: impl Fn(&str) -> bool) -> String 
     text
 }
 
-fn subscribe(server: &Server) -> UnixStream {
+fn subscribe(server: &TestServer) -> UnixStream {
     let mut stream = connect(server);
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     events_until(&mut stream, |text| text.contains("\r\n\r\n"));
@@ -374,7 +374,7 @@ fn crowd(down: bool) -> overbook::published::Published {
 
 #[test]
 fn events_tell_what_happens_and_why() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mut stream = subscribe(&server);
     let mut tick = http_fixture::published();
     let vm = tick.view.vms.get_mut(&"web-1".into()).unwrap();
@@ -387,7 +387,7 @@ fn events_tell_what_happens_and_why() {
 
 #[test]
 fn a_slow_reader_loses_events_is_told_and_holds_up_nobody() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mut slow = subscribe(&server);
     for round in 0..40 {
         server.publish(crowd(round % 2 == 0));
@@ -400,7 +400,7 @@ fn a_slow_reader_loses_events_is_told_and_holds_up_nobody() {
 
 #[test]
 fn the_socket_is_for_owner_and_group_and_goes_with_the_daemon() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mode = std::fs::metadata(&server.socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
     let socket = server.socket.clone();
@@ -410,7 +410,7 @@ fn the_socket_is_for_owner_and_group_and_goes_with_the_daemon() {
 
 #[test]
 fn tcp_answers_only_to_the_token() {
-    let server = Server::with_tcp();
+    let server = TestServer::with_tcp();
     let ask = |address: SocketAddr, path: &str, header: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

@@ -13,19 +13,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use server::Server;
+use server::TestServer;
 
 const RIGHT: &str = "Authorization: Bearer 0123456789abcdef\r\n";
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn tcp(server: &Server) -> TcpStream {
+fn tcp(server: &TestServer) -> TcpStream {
     let stream = TcpStream::connect(server.tcp.unwrap()).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream
 }
 
 /// Connects from another address of this machine.
-fn tcp_from(server: &Server, ip: [u8; 4]) -> TcpStream {
+fn tcp_from(server: &TestServer, ip: [u8; 4]) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let stream = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&stream, &SocketAddr::from((ip, 0))).unwrap();
@@ -35,7 +35,7 @@ fn tcp_from(server: &Server, ip: [u8; 4]) -> TcpStream {
     stream
 }
 
-fn unix(server: &Server) -> UnixStream {
+fn unix(server: &TestServer) -> UnixStream {
     let stream = UnixStream::connect(&server.socket).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream
@@ -71,7 +71,7 @@ fn until_ended(mut stream: impl Read) {
 
 #[test]
 fn halves_of_requests_shut_neither_tcp_nor_the_unix_socket() {
-    let server = Server::with_tcp();
+    let server = TestServer::with_tcp();
     let mut held = Vec::new();
     let mut held_too = Vec::new();
     for _ in 0..200 {
@@ -92,7 +92,7 @@ fn halves_of_requests_shut_neither_tcp_nor_the_unix_socket() {
 
 #[test]
 fn a_request_that_trickles_has_one_deadline_in_all() {
-    let server = Server::with_tcp();
+    let server = TestServer::with_tcp();
     let mut slow = tcp(&server);
     let started = Instant::now();
     slow.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
@@ -108,7 +108,7 @@ fn a_request_that_trickles_has_one_deadline_in_all() {
 
 #[test]
 fn a_wrong_token_is_refused_once_a_connection() {
-    let server = Server::with_tcp();
+    let server = TestServer::with_tcp();
     let mut stream = tcp(&server);
     let request = "GET /healthz HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer guess\r\n\r\n";
     let _ = stream.write_all(request.repeat(50).as_bytes());
@@ -120,7 +120,7 @@ fn a_wrong_token_is_refused_once_a_connection() {
 
 #[test]
 fn streams_of_one_address_leave_places_to_others() {
-    let server = Server::with_tcp();
+    let server = TestServer::with_tcp();
     let request = format!("GET /v1/events HTTP/1.1\r\nHost: x\r\n{RIGHT}\r\n");
     let mut held = Vec::new();
     let mut outcomes = Vec::new();
@@ -145,7 +145,7 @@ fn streams_of_one_address_leave_places_to_others() {
 
 #[test]
 fn many_at_once_are_all_answered() {
-    let server = Server::with_tcp();
+    let server = TestServer::with_tcp();
     std::thread::scope(|scope| {
         for _ in 0..24 {
             scope.spawn(|| {

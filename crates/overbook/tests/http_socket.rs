@@ -13,15 +13,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use daemon_fixture::Daemon;
+use daemon_fixture::TestDaemon;
 
-fn start() -> (Daemon, PathBuf) {
-    let daemon = Daemon::start(tempfile::tempdir().unwrap(), "");
+fn start() -> (TestDaemon, PathBuf) {
+    let daemon = TestDaemon::start(tempfile::tempdir().unwrap(), "");
     let socket = daemon_fixture::socket(daemon.dir());
     (daemon, socket)
 }
 
-fn answers(daemon: &Daemon) -> bool {
+fn answers(daemon: &TestDaemon) -> bool {
     daemon.client().get_text("/healthz").is_ok()
 }
 
@@ -41,7 +41,7 @@ fn listen_instead(socket: &Path) -> UnixListener {
 fn a_socket_that_was_deleted_is_made_again_with_its_mode_and_its_directory() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("run/overbook.sock");
-    let mut daemon = Daemon::with_socket(dir, &at);
+    let mut daemon = TestDaemon::with_socket(dir, &at);
     assert!(answers(&daemon));
     fs::remove_file(&at).unwrap();
     daemon.until("the socket is back", answers);

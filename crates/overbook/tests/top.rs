@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use server::Server;
+use server::TestServer;
 use sys::process::{Identity, Signal, children_of};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ struct Terminal {
 
 impl Terminal {
     /// Waits until the view is shown.
-    fn open(server: &Server) -> Self {
+    fn open(server: &TestServer) -> Self {
         let program = env!("CARGO_BIN_EXE_overbook");
         let top = format!("stty -g; {program} --socket {} top; stty -g", server.socket.display());
         let mut script = Command::new("script")
@@ -85,7 +85,7 @@ fn find(ancestor: u32, program: &Path) -> Option<Identity> {
 
 #[test]
 fn when_its_terminal_goes_it_ends() {
-    let server = Server::start();
+    let server = TestServer::start();
     let mut terminal = Terminal::open(&server);
     // Killing script(1) closes the last descriptor of the terminal, as when a connection breaks.
     terminal.script.kill().unwrap();
@@ -96,7 +96,7 @@ fn when_its_terminal_goes_it_ends() {
 
 #[test]
 fn a_signal_ends_it_and_the_terminal_is_as_it_was() {
-    let server = Server::start();
+    let server = TestServer::start();
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         let terminal = Terminal::open(&server);
         assert!(terminal.top.signal(signal).unwrap());

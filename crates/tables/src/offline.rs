@@ -73,7 +73,7 @@ use pages::offline::{
 pub use capture::capture;
 use cut::Cutter;
 use limit::Left;
-use sources::Kind;
+use sources::SourceKind;
 use tally::Tally;
 pub use unpack::MOST_XZ_KIB;
 
@@ -90,7 +90,7 @@ const TOLD: usize = 8;
 
 /// Input of [`build`].
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct BuildRequest {
     /// Directories, images, packages, executables.
     pub sources: Vec<PathBuf>,
     /// Takes all pages of all files, instead of executables' code.
@@ -167,7 +167,7 @@ pub struct Work {
 }
 
 /// State that the threads share.
-struct Shared {
+struct BuildState {
     all_pages: bool,
     backing_dir: Option<PathBuf>,
     builder: Mutex<Builder>,
@@ -182,12 +182,12 @@ struct Shared {
 
 /// A job, and the source that it belongs to.
 struct Task {
-    job: Job,
+    job: CutJob,
     source: Arc<Tally>,
 }
 
 /// One unit of a thread's work.
-enum Job {
+enum CutJob {
     /// Cuts a file. A file that was named itself must be usable.
     File { path: PathBuf, is_named: bool },
     /// Cuts all files of a package.
@@ -200,10 +200,10 @@ enum Job {
 
 /// Reads all sources. `watch` gets the number of files and bytes done, from time to time.
 pub fn build(
-    request: &Request,
+    request: &BuildRequest,
     mut watch: impl FnMut(u64, u64),
 ) -> Result<(Table, Work), OfflineError> {
-    let shared = Shared::new(request);
+    let shared = BuildState::new(request);
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let (jobs, waiting) = sync_channel(WAITING);
     thread::scope(|scope| {
@@ -234,7 +234,7 @@ pub fn build(
 }
 
 /// One thread: takes jobs until there are no more.
-fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Task>>) {
+fn work(shared: &BuildState, sampling: Sampling, waiting: &Mutex<Receiver<Task>>) {
     let mut cutter = Cutter::new(shared, sampling);
     loop {
         let task = lock(waiting).recv();
@@ -243,10 +243,10 @@ fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Task>>) {
         // After a failure jobs are still taken: `put` may block on the queue.
         if !shared.has_failed() {
             let done = match job {
-                Job::File { path, is_named } => sources::cut_file(&mut cutter, &path, is_named),
-                Job::Package(path) => package::cut(&mut cutter, &path),
-                Job::Kernel(path) => kernel::cut(&mut cutter, &path),
-                Job::Image { path, part, parts, left } => {
+                CutJob::File { path, is_named } => sources::cut_file(&mut cutter, &path, is_named),
+                CutJob::Package(path) => package::cut(&mut cutter, &path),
+                CutJob::Kernel(path) => kernel::cut(&mut cutter, &path),
+                CutJob::Image { path, part, parts, left } => {
                     image::cut(&mut cutter, &path, part, parts, &left)
                 }
             };
@@ -258,7 +258,7 @@ fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Task>>) {
 
 /// The sending end of the job queue.
 struct Queue<'a> {
-    shared: &'a Shared,
+    shared: &'a BuildState,
     jobs: SyncSender<Task>,
     watch: &'a mut dyn FnMut(u64, u64),
     parts: u64,
@@ -270,17 +270,17 @@ impl Queue<'_> {
         self.source = Arc::new(Tally::new(path.into()));
         lock(&self.shared.sources).push(Arc::clone(&self.source));
         match sources::kind(path, self.shared.all_pages)? {
-            Kind::Tree => tree::put(self, path)?,
-            Kind::Package => self.put(Job::Package(path.into())),
-            Kind::Kernel => self.put(Job::Kernel(path.into())),
-            Kind::Image => {
+            SourceKind::Tree => tree::put(self, path)?,
+            SourceKind::Package => self.put(CutJob::Package(path.into())),
+            SourceKind::Kernel => self.put(CutJob::Kernel(path.into())),
+            SourceKind::Image => {
                 let (parts, left) = (self.parts, Arc::new(Left::new(path)));
                 for part in 0..parts {
                     let left = Arc::clone(&left);
-                    self.put(Job::Image { path: path.into(), part, parts, left });
+                    self.put(CutJob::Image { path: path.into(), part, parts, left });
                 }
             }
-            Kind::File => self.put(Job::File { path: path.into(), is_named: true }),
+            SourceKind::File => self.put(CutJob::File { path: path.into(), is_named: true }),
         }
         Ok(())
     }
@@ -289,15 +289,15 @@ impl Queue<'_> {
         self.shared.leave_out(&self.source, path, why);
     }
 
-    fn put(&mut self, job: Job) {
+    fn put(&mut self, job: CutJob) {
         self.shared.show(self.watch);
         // The send fails when all threads have ended; `build` reports why they ended.
         let _ = self.jobs.send(Task { job, source: Arc::clone(&self.source) });
     }
 }
 
-impl Shared {
-    fn new(request: &Request) -> Self {
+impl BuildState {
+    fn new(request: &BuildRequest) -> Self {
         Self {
             all_pages: request.all_pages,
             backing_dir: request.backing_dir.clone(),

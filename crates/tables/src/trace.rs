@@ -23,7 +23,7 @@ use std::path::Path;
 use clap::ValueEnum;
 
 pub use error::TraceError;
-use source::Source;
+use source::TraceInput;
 
 /// The format of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -63,7 +63,7 @@ impl Format {
 
 /// A trace being read.
 pub struct Trace {
-    source: Source,
+    source: TraceInput,
     format: Format,
     decoder: Decoder,
 }
@@ -85,7 +85,7 @@ impl Trace {
         format: Option<Format>,
         column: Option<&str>,
     ) -> Result<Self, TraceError> {
-        let mut source = Source::open(path)?;
+        let mut source = TraceInput::open(path)?;
         source.advance(0)?;
         let is_text = || {
             let buffer = source.buffer();

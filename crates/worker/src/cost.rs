@@ -1,7 +1,7 @@
 //! The time that tracking takes from a VM, over a window of wall-clock time.
 //!
 //! A trapped access stops its vCPU for the switch to the shim's fault thread, the handling, and the
-//! switch back. The shim counts the handling of all traps ([`Counters::trap_ns`]). The kernel
+//! switch back. The shim counts the handling of all traps ([`ShimCounters::trap_ns`]). The kernel
 //! counts how long the fault thread waited for a CPU ([`sys::threads`]). No counter shows the two
 //! context switches. Their time is taken to be the quickest touch of the shim's own granule less
 //! the quickest handling, which load on the host does not lengthen. The cost also includes the CPU
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use model::tracking::TrackingCost;
 
-use super::link::Counters;
+use super::link::ShimCounters;
 
 /// The time over which a cost is taken.
 pub(super) const WINDOW: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ const FEW: u32 = 3;
 
 /// The time that tracking took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct TrackingUse {
     /// Accesses that trapped.
     pub(super) traps: u64,
     /// The time for which they stopped the guest's threads, in nanoseconds.
@@ -47,7 +47,7 @@ pub(super) struct Taken {
 #[derive(Clone, Copy, Debug)]
 struct Span {
     since_us: u64,
-    taken: Taken,
+    taken: TrackingUse,
 }
 
 /// The cost of tracking on an earlier connection, or by an earlier worker.
@@ -64,7 +64,7 @@ pub(super) struct Before {
 pub(super) struct CostMeter {
     first_traps: u64,
     held_ns: u64,
-    last: Counters,
+    last: ShimCounters,
     last_us: u64,
     /// The newest is last.
     spans: VecDeque<Span>,
@@ -78,7 +78,7 @@ pub(super) struct CostMeter {
 
 impl CostMeter {
     /// Starts from the present `counters`.
-    pub(super) fn new(counters: Counters, now_us: u64, before: Option<Before>) -> Self {
+    pub(super) fn new(counters: ShimCounters, now_us: u64, before: Option<Before>) -> Self {
         let mut meter = Self {
             first_traps: counters.traps,
             held_ns: 0,
@@ -103,10 +103,10 @@ impl CostMeter {
     /// last call was less than a span ago.
     pub(super) fn look(
         &mut self,
-        counters: Counters,
+        counters: ShimCounters,
         now_us: u64,
         waited: impl FnOnce() -> u64,
-    ) -> Option<Taken> {
+    ) -> Option<TrackingUse> {
         let passed_us = now_us.saturating_sub(self.last_us);
         if passed_us < SPAN_US {
             return None;
@@ -123,7 +123,7 @@ impl CostMeter {
         let waited_ns = if traps > 0 { waited_ns.min(passed_us.saturating_mul(1_000)) } else { 0 };
         let switches_ns = traps.saturating_mul(self.switch_ns());
         let held_ns = handled_ns.saturating_add(waited_ns).saturating_add(switches_ns);
-        let taken = Taken {
+        let taken = TrackingUse {
             traps,
             held_ns,
             cpu_ns: std::mem::take(&mut self.cpu_ns)
@@ -166,8 +166,8 @@ impl CostMeter {
         *held_ns.select_nth_unstable(middle).1
     }
 
-    fn all(&self) -> Taken {
-        self.spans.iter().fold(Taken::default(), |all, Span { taken, .. }| Taken {
+    fn all(&self) -> TrackingUse {
+        self.spans.iter().fold(TrackingUse::default(), |all, Span { taken, .. }| TrackingUse {
             traps: all.traps.saturating_add(taken.traps),
             held_ns: all.held_ns.saturating_add(taken.held_ns),
             cpu_ns: all.cpu_ns.saturating_add(taken.cpu_ns),
@@ -202,7 +202,7 @@ impl Before {
         let cpu_ns = (self.share.clamp(0.0, 1e3) * BEFORE_US as f64 * 1e3) as u64;
         let mut spans = VecDeque::new();
         while let Some(since_us) = until_us.checked_sub(BEFORE_US).filter(|us| *us >= end_us) {
-            let taken = Taken { cpu_ns, ..Taken::default() };
+            let taken = TrackingUse { cpu_ns, ..TrackingUse::default() };
             spans.push_front(Span { since_us, taken });
             until_us = since_us;
         }
@@ -243,8 +243,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000;
 
-    fn counters(traps: u64, trap_ns: u64, round_trip_ns: u64) -> Counters {
-        Counters { traps, trap_ns, round_trip_ns, control_ns: 0, given_back: 0 }
+    fn counters(traps: u64, trap_ns: u64, round_trip_ns: u64) -> ShimCounters {
+        ShimCounters { traps, trap_ns, round_trip_ns, control_ns: 0, given_back: 0 }
     }
 
     #[test]
@@ -253,9 +253,9 @@ mod tests {
         assert_eq!(meter.look(counters(1_100, 1, 30_000), 40_000, || 0), None, "that was just now");
         meter.spent(1_000_000);
         // The handler took 20 of the 30 µs, and the switches took the other 10.
-        let counted = Counters { control_ns: 2_000_000, ..counters(1_400, 8_000_000, 30_000) };
+        let counted = ShimCounters { control_ns: 2_000_000, ..counters(1_400, 8_000_000, 30_000) };
         let taken = meter.look(counted, 2 * SECOND, || 3_000_000).unwrap();
-        assert_eq!(taken, Taken { traps: 400, held_ns: 15_000_000, cpu_ns: 3_000_000 });
+        assert_eq!(taken, TrackingUse { traps: 400, held_ns: 15_000_000, cpu_ns: 3_000_000 });
         let cost = meter.cost();
         assert_eq!((cost.traps_per_s, cost.traps), (200.0, 400));
         assert!((cost.vcpu_share - 0.009).abs() < 1e-9, "18 ms of 2 s: {cost:?}");
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn no_thread_waits_or_works_for_longer_than_time_has_passed() {
         let mut meter = CostMeter::new(counters(0, 0, 10_000), 0, None);
-        let lie = Counters { control_ns: u64::MAX, ..counters(1, 0, 10_000) };
+        let lie = ShimCounters { control_ns: u64::MAX, ..counters(1, 0, 10_000) };
         let taken = meter.look(lie, SECOND, || u64::MAX).unwrap();
         assert_eq!((taken.held_ns, taken.cpu_ns), (1_000_010_000, 1_000_000_000));
     }
@@ -319,10 +319,10 @@ mod tests {
 
     #[test]
     fn counters_that_run_backwards_cost_nothing_and_break_nothing() {
-        let all = Counters { control_ns: u64::MAX, ..counters(u64::MAX, u64::MAX, u64::MAX) };
+        let all = ShimCounters { control_ns: u64::MAX, ..counters(u64::MAX, u64::MAX, u64::MAX) };
         let mut meter = CostMeter::new(all, 0, None);
         let taken = meter.look(counters(0, 0, u64::MAX), SECOND, || 0).unwrap();
-        assert_eq!((taken, meter.cost().traps), (Taken::default(), 0));
+        assert_eq!((taken, meter.cost().traps), (TrackingUse::default(), 0));
     }
 
     #[test]

@@ -23,11 +23,11 @@ pub(super) struct Granules {
     granule_pages: u32,
     pages: u64,
     /// For each region: its first granule's number and index, and the number of its granules.
-    spans: Vec<Span>,
+    spans: Vec<RegionSpan>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
+struct RegionSpan {
     number: u32,
     index: u32,
     count: u32,
@@ -66,7 +66,7 @@ impl Granules {
         let mut index = 0;
         let spans = regions.iter().map(|region| {
             let count = region.pages.div_ceil(granule_pages);
-            let span = Span { number: region.first_page / granule_pages, index, count };
+            let span = RegionSpan { number: region.first_page / granule_pages, index, count };
             index += count;
             span
         });

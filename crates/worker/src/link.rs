@@ -120,7 +120,7 @@ pub enum LinkError {
 
 /// A request in flight, with the data that its answer is needed for.
 #[derive(Debug)]
-enum Asked {
+enum PendingRequest {
     Hello,
     Track,
     /// The granules by index, and the time of the request.
@@ -136,7 +136,7 @@ enum Asked {
     Keep(Vec<Pages>),
 }
 
-impl Asked {
+impl PendingRequest {
     /// The time in which its answer must come.
     fn patience(&self) -> Duration {
         if matches!(self, Self::Release) { RELEASE_PATIENCE } else { PATIENCE }
@@ -145,7 +145,7 @@ impl Asked {
 
 /// A message from the shim.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum LinkEvent {
     /// The answer to the greeting: whether the VM can be tracked. The memory is open.
     Welcome(State),
     /// It tracks now as requested.
@@ -176,7 +176,7 @@ pub(super) enum News {
 
 /// The shim's shared memory.
 #[derive(Debug)]
-struct Memory {
+struct ShimMemory {
     map: SharedMemory,
     layout: Layout,
     regions: Vec<Region>,
@@ -191,15 +191,15 @@ pub(super) struct Link {
     /// The process that listened: QEMU's, as checked at the connection.
     peer: Peer,
     /// Requests by number, each with the time at which it was sent.
-    in_flight: BTreeMap<u32, (Asked, Instant)>,
+    in_flight: BTreeMap<u32, (PendingRequest, Instant)>,
     last_id: u32,
-    memory: Option<Memory>,
+    memory: Option<ShimMemory>,
     buffer: Vec<u8>,
 }
 
 /// The shim's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counters {
+pub(super) struct ShimCounters {
     pub(super) traps: u64,
     pub(super) trap_ns: u64,
     pub(super) round_trip_ns: u64,
@@ -222,13 +222,13 @@ impl Link {
         }
         let (in_flight, buffer) = (BTreeMap::new(), vec![0; MAX_PACKET]);
         let mut link = Self { connection, peer, in_flight, last_id: HELLO, memory: None, buffer };
-        link.ask(&Request::Hello { version: VERSION }, Asked::Hello)?;
+        link.ask(&Request::Hello { version: VERSION }, PendingRequest::Hello)?;
         Ok(link)
     }
 
     /// Requests tracking of this kind.
     pub(super) fn track(&mut self, tracking: Tracking) -> Result<(), LinkError> {
-        self.ask(&Request::Track(tracking), Asked::Track)
+        self.ask(&Request::Track(tracking), PendingRequest::Track)
     }
 
     /// Requests to revoke access to granules at this time. Takes their numbers, at most
@@ -239,22 +239,22 @@ impl Link {
         indexes: Vec<u32>,
         at: Time,
     ) -> Result<(), LinkError> {
-        self.ask(&Request::Revoke { granules: numbers }, Asked::Revoke(indexes, at))
+        self.ask(&Request::Revoke { granules: numbers }, PendingRequest::Revoke(indexes, at))
     }
 
     /// Requests to make granules accessible again. Takes their numbers, at most `MAX_REVOKE`.
     pub(super) fn recall(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
-        self.ask(&Request::Recall { granules }, Asked::Recall)
+        self.ask(&Request::Recall { granules }, PendingRequest::Recall)
     }
 
     /// Requests the shim's state, which also shows the shim that the worker is alive.
     pub(super) fn status(&mut self) -> Result<(), LinkError> {
-        self.ask(&Request::Status, Asked::Status)
+        self.ask(&Request::Status, PendingRequest::Status)
     }
 
     /// Requests to give everything back.
     pub(super) fn release(&mut self) -> Result<(), LinkError> {
-        self.ask(&Request::Release, Asked::Release)
+        self.ask(&Request::Release, PendingRequest::Release)
     }
 
     /// Passes the pool to the shim: its file, read-only, and the number of its slots.
@@ -267,32 +267,32 @@ impl Link {
             let (pid, why) = (self.peer.process.pid, rustix::io::Errno::SRCH.into());
             return Err(LinkError::Gone { pid, why });
         }
-        self.ask_with(&Request::Pool { slots }, Asked::Pool, Some(file))
+        self.ask_with(&Request::Pool { slots }, PendingRequest::Pool, Some(file))
     }
 
     /// Requests to merge runs of pages, at most `MAX_MERGE`.
     pub(super) fn merge(&mut self, runs: Vec<Merge>) -> Result<(), LinkError> {
-        self.ask(&Request::Merge { runs }, Asked::Merge)
+        self.ask(&Request::Merge { runs }, PendingRequest::Merge)
     }
 
     /// Requests private copies of these pages, at most `MAX_UNSHARE`.
     pub(super) fn unshare(&mut self, page: u32, pages: u32) -> Result<(), LinkError> {
-        self.ask(&Request::Unshare { page, pages }, Asked::Unshare)
+        self.ask(&Request::Unshare { page, pages }, PendingRequest::Unshare)
     }
 
     /// Requests that pages freed by the guest are handed over from now on (`lazily`), or discarded.
     pub(super) fn hand_over(&mut self, lazily: bool) -> Result<(), LinkError> {
-        self.ask(&Request::HandOver { lazily }, Asked::HandOver)
+        self.ask(&Request::HandOver { lazily }, PendingRequest::HandOver)
     }
 
     /// Requests to take the freed ones of these pages, at most `MAX_TAKE` runs.
     pub(super) fn take(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
-        self.ask(&Request::Take { runs: runs.clone() }, Asked::Take(runs))
+        self.ask(&Request::Take { runs: runs.clone() }, PendingRequest::Take(runs))
     }
 
     /// Tells that the guest uses these pages, at most `MAX_TAKE` runs.
     pub(super) fn keep(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
-        self.ask(&Request::Keep { runs: runs.clone() }, Asked::Keep(runs))
+        self.ask(&Request::Keep { runs: runs.clone() }, PendingRequest::Keep(runs))
     }
 
     /// Whether any request is in flight.
@@ -302,35 +302,35 @@ impl Link {
 
     /// Whether a revocation is in flight.
     pub(super) fn is_revoking(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::Revoke(..)))
+        self.awaits(|asked| matches!(asked, PendingRequest::Revoke(..)))
     }
 
     /// Whether a recall is in flight.
     pub(super) fn is_recalling(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::Recall))
+        self.awaits(|asked| matches!(asked, PendingRequest::Recall))
     }
 
     /// Whether a release is in flight.
     pub(super) fn is_releasing(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::Release))
+        self.awaits(|asked| matches!(asked, PendingRequest::Release))
     }
 
     /// Whether a status request is in flight.
     pub(super) fn is_asked_for_status(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::Status))
+        self.awaits(|asked| matches!(asked, PendingRequest::Status))
     }
 
     /// Whether a request about freed pages (hand over, or discard) is in flight.
     pub(super) fn is_handing_over(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::HandOver))
+        self.awaits(|asked| matches!(asked, PendingRequest::HandOver))
     }
 
     /// Whether a request to take or keep freed pages is in flight.
     pub(super) fn is_taking(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::Take(_) | Asked::Keep(_)))
+        self.awaits(|asked| matches!(asked, PendingRequest::Take(_) | PendingRequest::Keep(_)))
     }
 
-    fn awaits(&self, is: impl Fn(&Asked) -> bool) -> bool {
+    fn awaits(&self, is: impl Fn(&PendingRequest) -> bool) -> bool {
         self.in_flight.values().any(|(asked, _)| is(asked))
     }
 
@@ -339,14 +339,14 @@ impl Link {
         self.last_id.checked_add(1).unwrap_or(HELLO + 1)
     }
 
-    fn ask(&mut self, request: &Request, asked: Asked) -> Result<(), LinkError> {
+    fn ask(&mut self, request: &Request, asked: PendingRequest) -> Result<(), LinkError> {
         self.ask_with(request, asked, None)
     }
 
     fn ask_with(
         &mut self,
         request: &Request,
-        asked: Asked,
+        asked: PendingRequest,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(), LinkError> {
         if self.in_flight.len() == MOST_IN_FLIGHT {
@@ -360,9 +360,10 @@ impl Link {
     }
 
     /// The next answer that has come; `None`: there is none now.
-    pub(super) fn poll(&mut self) -> Result<Option<News>, LinkError> {
+    pub(super) fn poll(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         let Some(packet) = self.connection.receive(&mut self.buffer)? else {
-            let is_late = |(asked, since): &&(Asked, Instant)| since.elapsed() > asked.patience();
+            let is_late =
+                |(asked, since): &&(PendingRequest, Instant)| since.elapsed() > asked.patience();
             return if let Some((late, _)) = self.in_flight.values().find(is_late) {
                 Err(LinkError::Silent(late.patience()))
             } else {
@@ -381,46 +382,53 @@ impl Link {
     fn match_up(
         &mut self,
         id: u32,
-        asked: Asked,
+        asked: PendingRequest,
         answer: Answer,
         fd: Option<OwnedFd>,
-    ) -> Result<News, LinkError> {
+    ) -> Result<LinkEvent, LinkError> {
         match (asked, answer) {
             // A refused greeting ends the connection.
-            (Asked::Hello, Answer::Refused(refusal)) => Err(refusal.into()),
-            (Asked::Pool | Asked::Merge | Asked::Unshare, Answer::Refused(refusal)) => {
-                Ok(News::Merged(id, Err(refusal)))
+            (PendingRequest::Hello, Answer::Refused(refusal)) => Err(refusal.into()),
+            (
+                PendingRequest::Pool | PendingRequest::Merge | PendingRequest::Unshare,
+                Answer::Refused(refusal),
+            ) => Ok(LinkEvent::Merged(id, Err(refusal))),
+            (PendingRequest::Take(_) | PendingRequest::Keep(_), Answer::Refused(refusal)) => {
+                Ok(LinkEvent::NotTaken(refusal))
             }
-            (Asked::Take(_) | Asked::Keep(_), Answer::Refused(refusal)) => {
-                Ok(News::NotTaken(refusal))
-            }
-            (_, Answer::Refused(refusal)) => Ok(News::Refused(refusal)),
-            (Asked::Hello, Answer::Welcome { version, regions, state }) => {
+            (_, Answer::Refused(refusal)) => Ok(LinkEvent::Refused(refusal)),
+            (PendingRequest::Hello, Answer::Welcome { version, regions, state }) => {
                 if version != VERSION {
                     return Err(Refusal::Version { shim: version, worker: VERSION }.into());
                 }
                 if !matches!(state, State::Unsupported { .. }) {
                     let fd = fd.ok_or(LinkError::Unexpected("no shared memory came"))?;
-                    self.memory = Some(Memory::open(&fd, regions)?);
+                    self.memory = Some(ShimMemory::open(&fd, regions)?);
                 }
-                Ok(News::Welcome(state))
+                Ok(LinkEvent::Welcome(state))
             }
-            (Asked::Track, Answer::Done { .. }) => Ok(News::Tracking),
-            (Asked::Revoke(granules, at), Answer::Done { .. }) => Ok(News::Revoked(granules, at)),
-            (Asked::Recall, Answer::Done { .. }) => Ok(News::Recalled),
-            (Asked::Release, Answer::Done { .. }) => Ok(News::Released),
-            (Asked::Pool | Asked::Unshare, Answer::Done { .. }) => {
-                Ok(News::Merged(id, Ok(Merged::default())))
+            (PendingRequest::Track, Answer::Done { .. }) => Ok(LinkEvent::Tracking),
+            (PendingRequest::Revoke(granules, at), Answer::Done { .. }) => {
+                Ok(LinkEvent::Revoked(granules, at))
             }
-            (Asked::Merge, Answer::Merged(merged)) => Ok(News::Merged(id, Ok(merged))),
-            (Asked::HandOver, Answer::Done { .. }) => Ok(News::HandingOver),
-            (Asked::Take(runs), Answer::Taken(taken)) => Ok(News::Taken(runs, taken)),
-            (Asked::Keep(runs), Answer::Done { count }) => Ok(News::Kept(runs, count)),
-            (Asked::Status, Answer::Status(Status { state, generation, staging })) => {
+            (PendingRequest::Recall, Answer::Done { .. }) => Ok(LinkEvent::Recalled),
+            (PendingRequest::Release, Answer::Done { .. }) => Ok(LinkEvent::Released),
+            (PendingRequest::Pool | PendingRequest::Unshare, Answer::Done { .. }) => {
+                Ok(LinkEvent::Merged(id, Ok(Merged::default())))
+            }
+            (PendingRequest::Merge, Answer::Merged(merged)) => {
+                Ok(LinkEvent::Merged(id, Ok(merged)))
+            }
+            (PendingRequest::HandOver, Answer::Done { .. }) => Ok(LinkEvent::HandingOver),
+            (PendingRequest::Take(runs), Answer::Taken(taken)) => Ok(LinkEvent::Taken(runs, taken)),
+            (PendingRequest::Keep(runs), Answer::Done { count }) => {
+                Ok(LinkEvent::Kept(runs, count))
+            }
+            (PendingRequest::Status, Answer::Status(Status { state, generation, staging })) => {
                 if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
                     return Err(LinkError::RegionsChanged);
                 }
-                Ok(News::Status(state, staging))
+                Ok(LinkEvent::Status(state, staging))
             }
             _ => Err(LinkError::Unexpected("an answer of another kind")),
         }
@@ -519,10 +527,10 @@ impl Link {
     }
 
     /// The shim's counters.
-    pub(super) fn counters(&self) -> Result<Counters, LinkError> {
-        let Some(memory) = &self.memory else { return Ok(Counters::default()) };
+    pub(super) fn counters(&self) -> Result<ShimCounters, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(ShimCounters::default()) };
         let shared = shared(&memory.map, memory.layout)?;
-        Ok(Counters {
+        Ok(ShimCounters {
             traps: shared.get(Counter::Traps),
             trap_ns: shared.get(Counter::TrapNs),
             round_trip_ns: shared.get(Counter::RoundTripNs),
@@ -538,7 +546,7 @@ impl Link {
     }
 }
 
-impl Memory {
+impl ShimMemory {
     fn open(fd: &OwnedFd, regions: Vec<Region>) -> Result<Self, LinkError> {
         let layout = Layout::of_regions(&regions);
         let map = SharedMemory::open(fd.as_fd(), layout.words(), layout.bytes())?;

@@ -28,7 +28,7 @@ use super::clock::{moment, now_us, own_cpu_ns, time};
 use super::cost::{Before, CostMeter, WINDOW};
 use super::freed::{Freed, FreedOrder};
 use super::granules::{Granules, PAGE};
-use super::link::{Link, LinkError, News};
+use super::link::{Link, LinkError, LinkEvent};
 use super::mode::Settings;
 use super::paging::Paging;
 use super::strategy::{Estimate, Strategy};
@@ -278,27 +278,27 @@ impl Linked {
         Bytes(self.link.merged_pages().unwrap_or(0).saturating_mul(PAGE))
     }
 
-    fn hear(&mut self, news: News, state: &mut State) -> Result<(), LinkError> {
+    fn hear(&mut self, news: LinkEvent, state: &mut State) -> Result<(), LinkError> {
         match news {
-            News::Welcome(_) => return Err(LinkError::Unexpected("it greets twice")),
-            News::Tracking if self.is_on => {}
-            News::Tracking => {
+            LinkEvent::Welcome(_) => return Err(LinkError::Unexpected("it greets twice")),
+            LinkEvent::Tracking if self.is_on => {}
+            LinkEvent::Tracking => {
                 self.link.forget_traps()?;
                 self.is_on = true;
                 *state = State::Tracking;
             }
-            News::Revoked(granules, at) => self.note_revoked(granules, at)?,
-            News::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
-            News::Refused(refusal @ Refusal::Kernel { .. }) => {
+            LinkEvent::Revoked(granules, at) => self.note_revoked(granules, at)?,
+            LinkEvent::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
+            LinkEvent::Refused(refusal @ Refusal::Kernel { .. }) => {
                 self.pause(&refusal.to_string(), state);
             }
-            News::Refused(refusal) => return Err(refusal.into()),
-            News::Merged(id, outcome) => self.merged.push_back((id, outcome)),
-            News::Taken(runs, taken) => self.freed.taken(&runs, taken, &self.link),
-            News::NotTaken(refusal) => self.freed.refused(&refusal),
-            News::Kept(runs, pages) => self.freed.kept(&runs, pages),
-            News::HandingOver | News::Recalled | News::Released => {}
-            News::Status(is, staging) => {
+            LinkEvent::Refused(refusal) => return Err(refusal.into()),
+            LinkEvent::Merged(id, outcome) => self.merged.push_back((id, outcome)),
+            LinkEvent::Taken(runs, taken) => self.freed.taken(&runs, taken, &self.link),
+            LinkEvent::NotTaken(refusal) => self.freed.refused(&refusal),
+            LinkEvent::Kept(runs, pages) => self.freed.kept(&runs, pages),
+            LinkEvent::HandingOver | LinkEvent::Recalled | LinkEvent::Released => {}
+            LinkEvent::Status(is, staging) => {
                 self.paging.set_staging(staging);
                 self.note_status(is, state);
             }

@@ -14,7 +14,7 @@ use pages::lru::{AvlStack, DenseStack, ListStack, StackDistance};
 use pages::probe::{AGEING, TICK, TOLERABLE_MISS_RATIO};
 use protocol::Tracking;
 
-use super::cost::Taken;
+use super::cost::TrackingUse;
 use super::granules::Granules;
 use super::mode::{HotSet, Intermittent, Lru, Structure};
 use super::sentinels::{INTERVAL, Sentinels};
@@ -147,7 +147,7 @@ impl Strategy for LruStrategy {
 
     fn given_back(&mut self, _now: Time) {}
 
-    fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken) {
+    fn observe(&mut self, now: Time, trap_ns: u64, taken: TrackingUse) {
         self.trap_ns = trap_ns;
         if let Some(sentinels) = &mut self.sentinels {
             sentinels.spent(taken.cpu_ns);
@@ -201,14 +201,14 @@ mod tests {
     const TRAP_NS: u64 = 100_000;
 
     /// A guest that touches five eighths of its memory at random, and a shim with its hot set.
-    struct Guest {
+    struct RandomGuest {
         strategy: LruStrategy,
         hot: VecDeque<u32>,
         seed: u64,
         now: Time,
     }
 
-    impl Guest {
+    impl RandomGuest {
         fn new(intermittent: Intermittent) -> Self {
             let region = protocol::Region { first_page: 0, pages: 2 * GRANULES, address: 0 };
             let granules = Granules::new(&[region], Some(2), model::Bytes::mib(1024)).unwrap();
@@ -235,7 +235,7 @@ mod tests {
                     self.hot.truncate(self.strategy.tracking.hot_set.unwrap() as usize);
                 }
             }
-            self.strategy.observe(self.now, TRAP_NS, Taken::default());
+            self.strategy.observe(self.now, TRAP_NS, TrackingUse::default());
             self.strategy.revoke(self.now);
             self.strategy.is_following()
         }
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_hot_set_grows_to_an_eighth_of_the_vm_within_seconds_and_the_working_set_stays_known() {
-        let mut guest = Guest::new(Intermittent::Off);
+        let mut guest = RandomGuest::new(Intermittent::Off);
         (0..12 * 50).for_each(|_| assert!(guest.step(100)));
         assert_eq!(guest.strategy.tracking.hot_set, Some(GRANULES / 8));
         let set = guest.strategy.estimate(guest.now).and_then(|e| e.working_set).unwrap();
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn intermittent_tracking_takes_its_share_once_it_knows_the_guest() {
-        let mut guest = Guest::new(Intermittent::On(Judgement::Anchored));
+        let mut guest = RandomGuest::new(Intermittent::On(Judgement::Anchored));
         (0..70 * 50).for_each(|_| {
             guest.step(200);
         });

@@ -5,8 +5,8 @@
 //! **Idea.** Single pages, chosen at random by the same [`Strategy`] as with the shim, are paged
 //! out ([`sys::outside`]); the kernel brings each back when the guest touches it, and the process's
 //! `pagemap` shows when it is back. So a granule here is one page of the sample that stands for the
-//! VM ([`Sample`]). Nothing is registered with the kernel. A worker that dies leaves some thousand
-//! pages in swap, each of which comes back at its touch.
+//! VM ([`PageSample`]). Nothing is registered with the kernel. A worker that dies leaves some
+//! thousand pages in swap, each of which comes back at its touch.
 //!
 //! **Polling.** A page that is out is polled in every step at first, then after each [`LADDER`]-th
 //! part of the time that it has been out. It counts as touched midway between the last poll that
@@ -44,12 +44,12 @@ use sys::userfaultfd::Range;
 use super::clock::{now_us, own_cpu_ns, time};
 use super::cost::{Before, CostMeter, WINDOW};
 use super::granules::PAGE;
-use super::link::Counters;
+use super::link::ShimCounters;
 use super::mode::Settings;
 use super::pager::Pager;
 use super::probes::ProbeStrategy;
 use super::strategy::{Estimate, Strategy};
-use sample::{Sample, in_huge_pages};
+use sample::{PageSample, in_huge_pages};
 
 /// A page is polled again after this part of the time that it has been out.
 const LADDER: u64 = 12;
@@ -97,7 +97,7 @@ pub(super) struct Outside {
     memory: Memory,
     /// The address ranges of its RAM.
     ranges: Vec<Range>,
-    sample: Sample,
+    sample: PageSample,
     strategy: ProbeStrategy,
     watched: Vec<Watched>,
     /// Pages that are still resident after one request, with its time.
@@ -114,7 +114,7 @@ pub(super) struct Outside {
     /// CPU time of paging since the last [`Self::spent`]; it is not a cost of tracking.
     paging_ns: u64,
     cost: CostMeter,
-    counters: Counters,
+    counters: ShimCounters,
     review: Instant,
 }
 
@@ -131,14 +131,14 @@ impl Outside {
     ) -> Result<Self, OutsideError> {
         let refault_ns = fit_host()?;
         let pieces = fit(process, ram)?;
-        let sample = Sample::of(&pieces, &mut fastrand::Rng::with_seed(same_for(process)));
+        let sample = PageSample::of(&pieces, &mut fastrand::Rng::with_seed(same_for(process)));
         let now = now_us();
         let mut strategy = settings.probes(sample.pages(), MOST_TRACKED, time(now));
         if let Some(before) = before {
             let ago = Duration::from_micros(now.saturating_sub(before.until_us));
             strategy.begin_after(before.share, WINDOW.saturating_sub(ago));
         }
-        let counters = Counters {
+        let counters = ShimCounters {
             traps: 0,
             trap_ns: 0,
             round_trip_ns: refault_ns.saturating_add(FLUSH_NS),

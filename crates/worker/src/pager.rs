@@ -47,7 +47,8 @@ use sys::userfaultfd::Range;
 
 pub(super) use blocks::BLOCK;
 use blocks::{
-    AGAIN, Block, PIECE, Seen, block_of, block_range, count_out, leaves_enough, pieces, seconds,
+    AGAIN, Block, BlockSample, PIECE, block_of, block_range, count_out, leaves_enough, pieces,
+    seconds,
 };
 pub(super) use recall::recall_all;
 use recall::{BATCH, LONGEST, Recall, read_blocks, room};
@@ -242,7 +243,7 @@ impl Pager {
         let (mut known, mut untouched) = (0_u32, [0_u32; 3]);
         // Sorting the blocks of a large VM takes milliseconds.
         let mut seen = match self.tries_blocks() {
-            true => vec![Seen::default(); self.blocks.len()],
+            true => vec![BlockSample::default(); self.blocks.len()],
             false => Vec::new(),
         };
         for (address, age) in pages {

@@ -7,7 +7,7 @@ use pages::budget::Governor;
 use pages::probe::{Reading, Tracker};
 use protocol::Tracking;
 
-use super::cost::Taken;
+use super::cost::TrackingUse;
 use super::granules::Granules;
 use super::strategy::{Estimate, Strategy};
 
@@ -85,7 +85,7 @@ impl Strategy for ProbeStrategy {
         self.tracker.cannot_be_revoked(granule, at, is_given_up);
     }
 
-    fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken) {
+    fn observe(&mut self, now: Time, trap_ns: u64, taken: TrackingUse) {
         self.tracker.governor_mut().spent(taken.cpu_ns);
         self.tracker.governor_mut().measured(taken.held_ns);
         if now >= self.observed.after(OBSERVE_EVERY) {

@@ -130,7 +130,7 @@ impl Inbox {
 /// The VMs of the group, and their shared memory.
 #[derive(Debug)]
 struct Members {
-    vms: BTreeMap<VmName, Member>,
+    vms: BTreeMap<VmName, GroupVm>,
     /// VMs that were let go, and whose memory is still being read back.
     leaving: Vec<Tracked>,
     dedup: Dedup,
@@ -138,7 +138,7 @@ struct Members {
 }
 
 #[derive(Debug)]
-struct Member {
+struct GroupVm {
     order: Order,
     tracked: Tracked,
 }
@@ -173,7 +173,7 @@ impl Members {
             let mode = budget.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
             // No guest can guess which of its pages are probed.
             let settings = Settings { seed: unguessable(), ..Settings::new(mode) };
-            let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
+            let member = self.vms.entry(name.clone()).or_insert_with(|| GroupVm {
                 order: order.clone(),
                 tracked: match order.attach {
                     None => Tracked::new(order.process(), settings),
@@ -236,7 +236,7 @@ impl Members {
     }
 
     fn report(&self) -> Report {
-        let report = |member: &Member| {
+        let report = |member: &GroupVm| {
             let (tracked, pid) = (&member.tracked, member.order.pid);
             let why_not = match tracked.state() {
                 State::Tracking => None,

@@ -11,7 +11,7 @@ use model::{Bytes, Reading, Time, Tracking};
 use pages::curve::MissRatioCurve;
 
 use super::clock::boot;
-use super::cost::Taken;
+use super::cost::TrackingUse;
 
 /// The result of a strategy. Sizes are in granules.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,7 +96,7 @@ pub(super) trait Strategy: fmt::Debug + Send {
     fn given_back(&mut self, now: Time);
 
     /// The cost of one trap to the VM, and the cost of tracking it since the last call.
-    fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken);
+    fn observe(&mut self, now: Time, trap_ns: u64, taken: TrackingUse);
 
     /// Before this strategy, tracking took this share of a vCPU's time for `_length`.
     fn begin_after(&mut self, _share: f64, _length: Duration) {}
@@ -137,7 +137,7 @@ impl Strategy for Untracked {
 
     fn given_back(&mut self, _: Time) {}
 
-    fn observe(&mut self, _: Time, _: u64, _: Taken) {}
+    fn observe(&mut self, _: Time, _: u64, _: TrackingUse) {}
 
     fn is_following(&self) -> bool {
         false

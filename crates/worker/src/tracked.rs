@@ -24,7 +24,7 @@ use super::clock::{now_us, own_cpu_ns};
 use super::cost::Before;
 use super::freed::FreedOrder;
 use super::holdings::Holdings;
-use super::link::{Link, LinkError, News};
+use super::link::{Link, LinkError, LinkEvent};
 use super::linked::Linked;
 use super::mode::Settings;
 use super::outside::{Outside, OutsideError};
@@ -387,7 +387,7 @@ impl Tracked {
                 Ok(())
             }
             Phase::Greeting(link) => match link.poll()? {
-                Some(News::Welcome(state)) => self.welcome(state),
+                Some(LinkEvent::Welcome(state)) => self.welcome(state),
                 Some(_) => Err(LinkError::Unexpected("it was only greeted")),
                 None => Ok(()),
             },

@@ -70,7 +70,7 @@ fn of_pool(
     let mut dedup = Dedup::of_pool(pool);
     dedup.set_task(Task::Unshare);
     let mut most: BTreeMap<u32, Bytes> = BTreeMap::new();
-    let mut progress = Progress::begin();
+    let mut progress = UnshareProgress::begin();
     let mut next_step = Instant::now();
     loop {
         let now = Instant::now();
@@ -106,7 +106,7 @@ fn of_pool(
 }
 
 /// Watches whether there is progress.
-struct Progress {
+struct UnshareProgress {
     shared: Vec<Option<Bytes>>,
     /// The time of the last change of `shared`, and the number of pages looked at by then.
     changed: (Instant, u64),
@@ -114,7 +114,7 @@ struct Progress {
     looked: (Instant, u64),
 }
 
-impl Progress {
+impl UnshareProgress {
     fn begin() -> Self {
         let now = (Instant::now(), 0);
         Self { shared: Vec::new(), changed: now, looked: now }

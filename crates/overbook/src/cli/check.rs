@@ -192,14 +192,14 @@ const COLUMNS: [Column; 3] = [("WORKS", false), ("FEATURE", false), ("HOW, OR WH
 
 /// The findings about the host.
 #[derive(Debug, Serialize)]
-struct Report {
+struct HostSupport {
     /// Whether VMs that were started with the shim can be managed here.
     managed: bool,
-    features: Vec<Row>,
+    features: Vec<FeatureRow>,
 }
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct FeatureRow {
     feature: &'static str,
     works: bool,
     detail: String,
@@ -208,18 +208,18 @@ struct Row {
 }
 
 fn host(json: bool) -> Result<Output, CliError> {
-    let report = Report::new(features::ALL.map(|feature| (feature, features::probe(feature))));
+    let report = HostSupport::new(features::ALL.map(|feature| (feature, features::probe(feature))));
     let output = if json { Output::json(&report)? } else { Output::text(&report.text()) };
     Ok(output.with_code(u8::from(!report.managed)))
 }
 
-impl Report {
+impl HostSupport {
     fn new(findings: impl IntoIterator<Item = (Feature, Finding)>) -> Self {
         let mut report = Self { managed: true, features: Vec::new() };
         for (feature, finding) in findings {
             let (name, cost) = meaning(feature);
             report.managed &= finding.works() || !is_needed(feature);
-            report.features.push(Row {
+            report.features.push(FeatureRow {
                 feature: name,
                 works: finding.works(),
                 detail: finding.detail().to_owned(),
@@ -230,7 +230,7 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let cells = |row: &Row| {
+        let cells = |row: &FeatureRow| {
             let works = if row.works { "yes" } else { "NO" };
             vec![works.to_owned(), row.feature.to_owned(), row.detail.clone()]
         };
@@ -302,8 +302,8 @@ fn meaning(feature: Feature) -> (&'static str, &'static str) {
 mod tests {
     use super::*;
 
-    fn report(missing: &[Feature]) -> Report {
-        Report::new(features::ALL.map(|feature| {
+    fn report(missing: &[Feature]) -> HostSupport {
+        HostSupport::new(features::ALL.map(|feature| {
             let finding = if missing.contains(&feature) {
                 Finding::Missing("tried without success".to_owned())
             } else {
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn only_what_is_missing_on_this_host_has_a_cost() {
-        let report = Report::new(features::ALL.map(|f| (f, features::probe(f))));
+        let report = HostSupport::new(features::ALL.map(|f| (f, features::probe(f))));
         assert_eq!(report.features.len(), features::ALL.len());
         assert!(report.features.iter().all(|row| row.works == row.cost.is_none()));
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{DEFAULT_SOCKET, error::CliError};
-use crate::{client::Client, config_files};
+use crate::{client::ApiClient, config_files};
 
 /// The global options.
 pub(super) struct Context {
@@ -36,7 +36,7 @@ impl Context {
     }
 
     /// A client of the daemon.
-    pub(super) fn client(&self) -> Result<Client, CliError> {
-        Ok(Client::new(&self.socket()?)?)
+    pub(super) fn client(&self) -> Result<ApiClient, CliError> {
+        Ok(ApiClient::new(&self.socket()?)?)
     }
 }

@@ -84,7 +84,7 @@ enum Method {
 
 /// The result.
 #[derive(Debug, Serialize)]
-struct Report {
+struct MrcReport {
     trace: PathBuf,
     format: &'static str,
     /// The column of a csv that was read, as `--column` takes it.
@@ -123,7 +123,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     let curve = method.curve();
     let (column, column_words) =
         trace.column().map(|(column, words)| (column.to_owned(), words)).unzip();
-    let report = Report {
+    let report = MrcReport {
         trace: arguments.trace.clone(),
         format: trace.format().name(),
         column,
@@ -292,7 +292,7 @@ impl Method {
     }
 }
 
-impl Report {
+impl MrcReport {
     fn text(&self, curve: &MissRatioCurve) -> String {
         let million_per_s = self.references as f64 / 1e6 / self.cpu_seconds.max(1e-9);
         let about = if self.method == "exact" { "" } else { "about " };

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{error::CliError, output::Output};
-use crate::pki::{self, Order};
+use crate::pki::{self, CertificateRequest};
 
 #[derive(Debug, clap::Subcommand)]
-pub(super) enum Question {
+pub(super) enum PkiCommand {
     /// Make an authority
     Init {
         /// Directory for the authority and everything that it signs
@@ -50,7 +50,7 @@ pub(super) struct Whose {
 }
 
 impl Whose {
-    fn order<'a>(&'a self, addresses: &'a [String]) -> Result<Order<'a>, CliError> {
+    fn order<'a>(&'a self, addresses: &'a [String]) -> Result<CertificateRequest<'a>, CliError> {
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         let name = self.name.as_str();
         if name.is_empty() || !name.chars().all(fits) {
@@ -58,28 +58,28 @@ impl Whose {
             return Err(CliError::Said(format!("the name is {name:?}; {why}")));
         }
         let valid = Duration::from_secs(u64::from(self.days) * 24 * 3600);
-        Ok(Order { name, addresses, valid, renews: self.renew })
+        Ok(CertificateRequest { name, addresses, valid, renews: self.renew })
     }
 }
 
-pub(super) fn run(question: &Question) -> Result<Output, CliError> {
+pub(super) fn run(question: &PkiCommand) -> Result<Output, CliError> {
     let said = |error: pki::PkiError| CliError::Said(error.to_string());
     let (own, name) = match question {
-        Question::Init { directory } => {
+        PkiCommand::Init { directory } => {
             pki::init(directory).map_err(said)?;
             let shown = directory.display();
             return Ok(Output::text(&format!("{shown}: keep ca-key.pem away from the hosts\n")));
         }
-        Question::Revoke { directory, certificates } => {
+        PkiCommand::Revoke { directory, certificates } => {
             pki::revoke(directory, certificates).map_err(said)?;
             let shown = directory.display();
             let text = format!("{shown}: copy `revoked` and `ca-crl.pem` to all hosts again\n");
             return Ok(Output::text(&text));
         }
-        Question::Host { whose, addresses } => {
+        PkiCommand::Host { whose, addresses } => {
             (pki::host(&whose.directory, whose.order(addresses)?), &whose.name)
         }
-        Question::Controller { whose } => {
+        PkiCommand::Controller { whose } => {
             (pki::controller(&whose.directory, whose.order(&[])?), &whose.name)
         }
     };

@@ -22,10 +22,10 @@ use super::{
     table::{Column, table},
 };
 use crate::matrix_chart::MatrixChart;
-use tables::offline::{self, OfflineError, Request, Work};
+use tables::offline::{self, BuildRequest, OfflineError, Work};
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Question {
+pub(super) enum StaticCommand {
     /// Make a table of what images, packages, directories and executables hold
     Build(Build),
     /// Make a table of what a running VM has in memory
@@ -100,13 +100,13 @@ pub(super) struct Diff {
     format: super::Format,
 }
 
-pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliError> {
+pub(super) fn run(context: &Context, question: &StaticCommand) -> Result<Output, CliError> {
     match question {
-        Question::Build(arguments) => build(arguments),
-        Question::Capture(arguments) => capture(context, arguments),
-        Question::Show(arguments) => show(arguments),
-        Question::Diff(arguments) => diff(arguments),
-        Question::Verify { tables } => Ok(verify(tables)),
+        StaticCommand::Build(arguments) => build(arguments),
+        StaticCommand::Capture(arguments) => capture(context, arguments),
+        StaticCommand::Show(arguments) => show(arguments),
+        StaticCommand::Diff(arguments) => diff(arguments),
+        StaticCommand::Verify { tables } => Ok(verify(tables)),
     }
 }
 
@@ -124,7 +124,7 @@ struct Built {
 
 fn build(arguments: &Build) -> Result<Output, CliError> {
     let (start, cpu) = (Instant::now(), cpu_seconds());
-    let request = Request {
+    let request = BuildRequest {
         sources: arguments.sources.clone(),
         all_pages: arguments.all_pages,
         sampling: arguments.sample,
@@ -287,7 +287,7 @@ const MATRIX: &str = "of the row's distinct pages the column has";
 
 /// Output of `overbook static show`.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct TableReport {
     tables: Vec<Contents>,
     /// Distinct pages that are in both the row's table and the column's.
     shared: Vec<Vec<u64>>,
@@ -310,7 +310,7 @@ fn show(arguments: &Show) -> Result<Output, CliError> {
     let said = |error: &dyn std::error::Error| CliError::Said(error.to_string());
     let row = |first| tables.iter().map(|second| Ok(overlap(first, second)?.both)).collect();
     let shared: Result<_, pages::offline::UnlikeSamplings> = tables.iter().map(row).collect();
-    let shown = Shown {
+    let shown = TableReport {
         tables: loaded.iter().zip(&tables).map(|(l, table)| Contents::of(&l.path, table)).collect(),
         shared: shared.map_err(|error| said(&error))?,
         mix: (!arguments.mix.is_empty()).then(|| mixed(&tables, &arguments.mix)).transpose()?,
@@ -340,7 +340,7 @@ fn mixed(tables: &[TableRef<'_>], wanted: &[(String, u32)]) -> Result<Mixed, Cli
     Ok(Mixed { guests: wanted.to_vec(), bytes: bytes(pages), bytes_saved: bytes(saved) })
 }
 
-impl Shown {
+impl TableReport {
     fn text(&self) -> String {
         let mut text = contents_table(&self.tables);
         if self.tables.len() > 1 {

@@ -21,7 +21,7 @@ use crate::helper::Helper;
 use crate::http::{Ask, Doors, Outcome, Question};
 
 type Asks = mpsc::Sender<Ask>;
-use crate::lines::{Lines, Numbered, line, nonsense};
+use crate::lines::{JsonLines, Numbered, line, nonsense};
 use crate::published::Latest;
 
 /// Interval at which the socket's file is checked.
@@ -77,7 +77,7 @@ async fn serve(doors: &mut Doors, latest: Latest, asks: &Asks) -> io::Result<()>
     let (answers, answered) = mpsc::channel(MOST_OPEN);
     let outcome = tokio::select! {
         told = tell(down, token, latest, answered) => told,
-        heard = hear(Lines::new(up, MOST_ASK), asks, answers) => heard,
+        heard = hear(JsonLines::new(up, MOST_ASK), asks, answers) => heard,
         () = another_socket(doors) => Ok(()),
     };
     let status = helper.end().await;
@@ -135,7 +135,7 @@ async fn write(down: &mut pipe::Sender, said: Down) -> io::Result<()> {
 
 /// Passes the questions of the process to the loop.
 async fn hear(
-    mut up: Lines<BufReader<pipe::Receiver>>,
+    mut up: JsonLines<BufReader<pipe::Receiver>>,
     asks: &Asks,
     answers: mpsc::Sender<Numbered<Outcome>>,
 ) -> io::Result<()> {
@@ -183,7 +183,9 @@ mod tests {
             std::future::pending().await
         };
         tokio::select! {
-            ended = hear(Lines::new(up, MOST_ASK), &asks, answers) => ended.unwrap_err().to_string(),
+            ended = hear(JsonLines::new(up, MOST_ASK), &asks, answers) => {
+                ended.unwrap_err().to_string()
+            }
             () = unanswered => unreachable!("the way to the loop stays open"),
             () = written => unreachable!("it waits"),
         }

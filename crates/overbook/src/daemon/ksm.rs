@@ -20,7 +20,7 @@ use sys::process::Identity;
 
 use super::{log, workers::NO_SHIM};
 use crate::drivers::identity::process_of;
-use crate::drivers::ksm::{Hand, Known, KsmDriver, Looking, Lookout};
+use crate::drivers::ksm::{Hand, KsmDriver, KsmStatus, Looking, Lookout};
 
 /// Timeout for a release to unmerge all pages. The client's timeout is a little longer.
 const UNMERGED: Duration = Duration::from_secs(25);
@@ -85,7 +85,7 @@ impl HostKsm {
         let groups = show(spec, &observed, why_not.as_deref(), view);
         view.ksm = known.counters.map(|Reading { value, at }| {
             let (saved, shared) = (value.saved, value.shared);
-            let Known { is_driven, trouble, .. } = known;
+            let KsmStatus { is_driven, trouble, .. } = known;
             Reading::new(KsmReading { saved, shared, is_driven, trouble, groups }, at)
         });
         self.group = may.ok().cloned();
@@ -131,7 +131,7 @@ impl HostKsm {
     }
 
     /// Logs changes of state.
-    fn say(&mut self, known: &Known, group: Option<&GroupName>, why_not: Option<&str>) {
+    fn say(&mut self, known: &KsmStatus, group: Option<&GroupName>, why_not: Option<&str>) {
         let now = Said { is_driven: known.is_driven, is_troubled: known.trouble.is_some() };
         if now.is_driven != self.said.is_driven {
             log::info(&match now.is_driven {
@@ -153,7 +153,11 @@ impl HostKsm {
 }
 
 /// Why KSM merges nothing now. `None`: it merges.
-fn why_not(may: &Result<&GroupName, KsmRefusal>, known: &Known, is_paused: bool) -> Option<String> {
+fn why_not(
+    may: &Result<&GroupName, KsmRefusal>,
+    known: &KsmStatus,
+    is_paused: bool,
+) -> Option<String> {
     match may {
         Err(refusal) => Some(refusal.to_string()),
         Ok(_) if is_paused => Some("Overbook is paused".to_owned()),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::history;
-use crate::http::{Answer, MAX_ROWS, Outcome, Question, Span};
+use crate::http::{LoopAnswer, MAX_ROWS, Outcome, Question, Span};
 
 /// Any one row that was ever kept.
 const ANY: Span = Span { since_wall_ms: 0, limit: 1 };
@@ -14,15 +14,15 @@ pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
         Question::Sign | Question::Pause | Question::Resume | Question::Release => return None,
         Question::History { vm, span } => {
             let read = |span: Span| history::read(file, vm, span.since_wall_ms, span.limit);
-            known(read, *span).map(Answer::History)
+            known(read, *span).map(LoopAnswer::History)
         }
         Question::LastChange { vm } => {
             let row = history::last_change(file, vm);
-            row.map(|row| Answer::LastChange(row.map(|row| Box::new(row.into()))))
+            row.map(|row| LoopAnswer::LastChange(row.map(|row| Box::new(row.into()))))
         }
         Question::Loans { group, span } => {
             let read = |span: Span| history::loans(file, group, span.since_wall_ms, span.limit);
-            known(read, *span).map(Answer::Loans)
+            known(read, *span).map(LoopAnswer::Loans)
         }
     };
     Some(outcome.map_err(|error| error.to_string()))

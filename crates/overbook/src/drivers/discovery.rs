@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 
-use super::shared::Shared;
+use super::shared::DriverState;
 use super::slot::Slot;
 use super::tenant::place::makers_in;
 use super::vm;
@@ -55,7 +55,7 @@ pub(crate) fn check(globs: &[String]) -> Result<(), GlobError> {
 }
 
 /// Matches tasks to sockets until it is aborted; its tasks end with it.
-pub(super) async fn run(shared: Arc<Shared>, mut places: watch::Receiver<Places>) {
+pub(super) async fn run(shared: Arc<DriverState>, mut places: watch::Receiver<Places>) {
     let (mut tasks, mut looks, mut waits) = (Tasks::default(), 0_u32, 0_u32);
     shared.records.strike_the_dead().await;
     loop {
@@ -90,7 +90,7 @@ pub(super) struct Places {
 }
 
 /// Processes of the VMs whose sockets were found; `None`: the process of one is not known yet.
-fn by_socket(shared: &Shared, may_wait: bool) -> Option<BTreeSet<u32>> {
+fn by_socket(shared: &DriverState, may_wait: bool) -> Option<BTreeSet<u32>> {
     let slots = shared.slots();
     let sockets = slots.values().filter(|slot| !process_vm::is_place(&slot.path));
     let mut known = BTreeSet::new();
@@ -192,7 +192,7 @@ struct Tasks(BTreeMap<PathBuf, AbortHandle>);
 
 impl Tasks {
     /// Returns whether a VM is gone.
-    fn follow(&mut self, shared: &Arc<Shared>, found: &Found) -> bool {
+    fn follow(&mut self, shared: &Arc<DriverState>, found: &Found) -> bool {
         let mut slots = shared.slots();
         let before = self.0.len();
         self.0.retain(|path, task| {

@@ -11,14 +11,14 @@ use tokio::sync::oneshot;
 
 use super::identity;
 use super::migration::Limits;
-use super::move_turn::{Known, MoveTurn, Taken, Terms};
-use super::shared::Shared;
-use super::slot::Order;
+use super::move_turn::{IntentSnapshot, MoveTurn, Taken, Terms};
+use super::shared::DriverState;
+use super::slot::VmOrder;
 
 /// Access to the VMs' tasks.
 #[derive(Clone, Debug)]
 pub struct Hands {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<DriverState>,
 }
 
 impl Hands {
@@ -41,7 +41,7 @@ impl Hands {
         &self,
         vm: &VmName,
         generation: u64,
-        known: Known,
+        known: IntentSnapshot,
         terms: Terms<Limits>,
     ) -> Option<Taken<SourceStep>> {
         let (reply, answer) = oneshot::channel();
@@ -53,7 +53,7 @@ impl Hands {
     pub async fn target(
         &self,
         vm: &VmName,
-        known: Known,
+        known: IntentSnapshot,
         terms: Terms<String>,
     ) -> Option<Taken<TargetStep>> {
         let (reply, answer) = oneshot::channel();
@@ -63,6 +63,6 @@ impl Hands {
 
     fn order(&self, vm: &VmName, turn: MoveTurn) -> Option<()> {
         let slot = self.shared.find(vm)?;
-        slot.order(Order::Move(turn)).then_some(())
+        slot.order(VmOrder::Move(turn)).then_some(())
     }
 }

@@ -14,14 +14,14 @@ use sys::peer::{self, PeerError};
 use sys::process::Identity;
 use sys::procfs::{self, program_of};
 
-use super::qmp::Client;
+use super::qmp::QmpClient;
 
 /// Bits of the incarnation that hold the PID: Linux has at most 2^22.
 const PID_BITS: u32 = 22;
 
 /// The process behind a socket.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct QemuPeer {
     /// Distinguishes this incarnation of the VM from all others.
     pub(super) incarnation: u64,
     /// PID of QEMU, or why it is not known.
@@ -31,7 +31,7 @@ pub(super) struct Peer {
     process: Option<peer::Peer>,
 }
 
-impl Peer {
+impl QemuPeer {
     /// The process, whether it is QEMU or not, if it is known.
     pub(super) fn process(&self) -> Option<Identity> {
         self.process.as_ref().map(|peer| peer.process)
@@ -47,7 +47,7 @@ impl Peer {
 ///
 /// # Errors
 /// The socket has outlived the process that it belongs to.
-pub(super) fn of(client: &Client, socket: &Path) -> Result<Peer, PeerError> {
+pub(super) fn of(client: &QmpClient, socket: &Path) -> Result<QemuPeer, PeerError> {
     let process = match client.peer() {
         Ok(peer) => match is_later_than(&peer, socket) {
             true => return Err(PeerError::Ended { pid: peer.process.pid, uid: peer.uid }),
@@ -68,7 +68,7 @@ pub(super) fn of(client: &Client, socket: &Path) -> Result<Peer, PeerError> {
         }),
     };
     let uid = process.as_ref().map_or_else(PeerError::uid, |peer| Some(peer.uid));
-    Ok(Peer { incarnation, qemu, uid, process: process.ok() })
+    Ok(QemuPeer { incarnation, qemu, uid, process: process.ok() })
 }
 
 /// Whether the PID of the socket's listener has been reused. Only a process that is known by its

@@ -30,7 +30,7 @@ use super::records::Records;
 use crate::journal::{JournalError, KsmRecord};
 
 pub use lookout::{Looking, Lookout};
-pub use task::{Known, KsmDriver};
+pub use task::{KsmDriver, KsmStatus};
 
 /// Pause between two batches of pages: the kernel's own default. The rate determines the batch
 /// size.

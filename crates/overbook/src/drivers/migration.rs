@@ -14,7 +14,7 @@ use policy::handover::{
 };
 use serde_json::{Value, json};
 
-use super::qmp::{Client, Command, QmpError};
+use super::qmp::{Command, QmpClient, QmpError};
 pub use secured::Secured;
 
 /// Prefix of the name of an object that marks a migration; the intent's number follows.
@@ -53,7 +53,7 @@ pub enum Turn<Step> {
 /// # Errors
 /// QEMU does not answer, or refuses: the next turn tries again.
 pub async fn source_turn(
-    client: &mut Client,
+    client: &mut QmpClient,
     generation: u64,
     seen: IntentView<'_>,
     limits: Limits,
@@ -93,7 +93,7 @@ pub fn source_turn_without(qemu: &SourceQemu, seen: IntentView<'_>) -> Turn<Sour
 /// # Errors
 /// As of [`source_turn`].
 pub async fn target_turn(
-    client: &mut Client,
+    client: &mut QmpClient,
     is_ours: bool,
     seen: IntentView<'_>,
     address: &str,
@@ -127,7 +127,7 @@ pub fn target_turn_without(qemu: &TargetQemu, seen: IntentView<'_>) -> Turn<Targ
 
 /// Asks the source's QEMU about the migration of this intent.
 async fn source_qemu(
-    client: &mut Client,
+    client: &mut QmpClient,
     generation: u64,
     precopy: Millis,
 ) -> Result<SourceQemu, QmpError> {
@@ -138,7 +138,7 @@ async fn source_qemu(
 
 /// Asks the target's QEMU. A migration may end between two queries, so the run state is queried
 /// last: a QEMU that waits then did so before, and has reported its address.
-async fn target_qemu(client: &mut Client) -> Result<TargetQemu, QmpError> {
+async fn target_qemu(client: &mut QmpClient) -> Result<TargetQemu, QmpError> {
     let commands = ["query-migrate", "query-status"].map(Command::new);
     let [migrate, status] = client.batch(commands).await?;
     Ok(target_in(&status?, &migrate?))
@@ -147,7 +147,7 @@ async fn target_qemu(client: &mut Client) -> Result<TargetQemu, QmpError> {
 /// Makes a QEMU that was started with `-incoming defer -S` listen on `address` (`tcp:host:0` for
 /// any port).
 async fn listen(
-    client: &mut Client,
+    client: &mut QmpClient,
     address: &str,
     secured: Option<&Secured>,
 ) -> Result<(), QmpError> {
@@ -164,7 +164,7 @@ async fn listen(
 
 /// Makes the source's QEMU send its guest.
 async fn send(
-    client: &mut Client,
+    client: &mut QmpClient,
     generation: u64,
     address: &str,
     limits: Limits,
@@ -197,12 +197,12 @@ async fn send(
     told_with(client, "migrate", json!({"uri": address})).await
 }
 
-async fn told(client: &mut Client, command: &'static str) -> Result<(), QmpError> {
+async fn told(client: &mut QmpClient, command: &'static str) -> Result<(), QmpError> {
     client.execute(Command::new(command)).await.map(drop)
 }
 
 async fn told_with(
-    client: &mut Client,
+    client: &mut QmpClient,
     command: &'static str,
     arguments: Value,
 ) -> Result<(), QmpError> {

@@ -54,8 +54,8 @@ use tokio::time::{Instant, timeout_at};
 
 use discovery::{GlobError, Places};
 use host::HostMeter;
-use shared::Shared;
-use slot::{Order, Restore, Slot, Wish};
+use shared::DriverState;
+use slot::{BalloonRequest, Restore, Slot, VmOrder};
 use tenant::Rules;
 
 pub use own::own_processes;
@@ -82,7 +82,7 @@ pub struct Settings {
 /// The host and its VMs. Dropping it ends all tasks and connections, and changes nothing.
 #[derive(Debug)]
 pub struct Drivers {
-    shared: Arc<Shared>,
+    shared: Arc<DriverState>,
     host: HostMeter,
     /// The RAM that each VM was last seen with, on which actions are based.
     rams: BTreeMap<VmName, Bytes>,
@@ -97,7 +97,7 @@ impl Drivers {
     /// A glob is invalid.
     pub fn new(settings: Settings) -> Result<Self, GlobError> {
         discovery::check(&settings.globs)?;
-        let shared = Arc::new(Shared::new(settings.period, settings.records));
+        let shared = Arc::new(DriverState::new(settings.period, settings.records));
         shared.set_rules(Rules::of(&settings.groups));
         let Settings { globs, processes, .. } = settings;
         let (places, receiver) = watch::channel(Places { globs, processes });
@@ -168,9 +168,9 @@ impl Drivers {
 /// A VM and the result of its release.
 pub type Released = (VmName, Result<String, RestoreError>);
 
-async fn order_restore(shared: &Shared, slot: &Slot, deadline: Instant) -> Option<Released> {
+async fn order_restore(shared: &DriverState, slot: &Slot, deadline: Instant) -> Option<Released> {
     let (reply, answer) = oneshot::channel();
-    let answer = match slot.order(Order::Restore(Restore { reply })) {
+    let answer = match slot.order(VmOrder::Restore(Restore { reply })) {
         true => timeout_at(deadline, answer).await.ok().and_then(Result::ok),
         false => None,
     };
@@ -217,7 +217,7 @@ impl Act for Drivers {
                 Means::Paging => None,
             };
             let ram = self.rams.get(vm).copied().unwrap_or_else(|| slot.state().view.ram);
-            slot.wish(Wish { incarnation: *incarnation, target, ram });
+            slot.wish(BalloonRequest { incarnation: *incarnation, target, ram });
         }
     }
 }

@@ -4,11 +4,11 @@ use policy::handover::{IntentView, SourceStep, TargetStep};
 use tokio::sync::oneshot;
 
 use super::migration::{Limits, Secured, Turn, source_turn, target_turn};
-use super::qmp::{Client, QmpError};
+use super::qmp::{QmpClient, QmpError};
 
 /// A host's knowledge about an intent when it takes a turn: [`IntentView`], owned by the task.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct IntentSnapshot {
     /// The incarnation of the VM for which the host's own step was written.
     pub life: Option<u64>,
     /// The source's last step.
@@ -23,7 +23,7 @@ pub struct Known {
     pub bar: Option<String>,
 }
 
-impl Known {
+impl IntentSnapshot {
     /// The same, borrowed.
     #[must_use]
     pub fn seen(&self) -> IntentView<'_> {
@@ -48,8 +48,8 @@ pub struct Terms<T> {
 /// A turn that a VM's task is to take.
 #[derive(Debug)]
 pub(super) enum MoveTurn {
-    Source(u64, Known, Terms<Limits>, oneshot::Sender<Taken<SourceStep>>),
-    Target(Known, Terms<String>, oneshot::Sender<Taken<TargetStep>>),
+    Source(u64, IntentSnapshot, Terms<Limits>, oneshot::Sender<Taken<SourceStep>>),
+    Target(IntentSnapshot, Terms<String>, oneshot::Sender<Taken<TargetStep>>),
 }
 
 /// Why no turn was taken.
@@ -58,8 +58,12 @@ const ANOTHER_LIFE: &str = "another QEMU has this VM's name now";
 impl MoveTurn {
     /// Takes the turn; the caller may be gone. A turn is never applied to an incarnation other
     /// than the one for which its step was written.
-    pub(super) async fn take(self, client: &mut Client, incarnation: u64) -> Result<(), QmpError> {
-        let is_other = |known: &Known| known.life.is_some_and(|life| life != incarnation);
+    pub(super) async fn take(
+        self,
+        client: &mut QmpClient,
+        incarnation: u64,
+    ) -> Result<(), QmpError> {
+        let is_other = |known: &IntentSnapshot| known.life.is_some_and(|life| life != incarnation);
         let failed = match self {
             Self::Source(_, known, _, reply) if is_other(&known) => {
                 let _ = reply.send((Err(ANOTHER_LIFE.to_owned()), incarnation));

@@ -31,8 +31,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::identity::{self, check_program, is_qemu};
 use super::memory::Meter;
-use super::shared::{Shared, name_of_stranger};
-use super::slot::{self, Order, Slot};
+use super::shared::{DriverState, name_of_stranger};
+use super::slot::{self, Slot, VmOrder};
 use super::tenant::Evidence;
 use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
 use crate::log;
@@ -88,7 +88,11 @@ fn is_called_qemu(pid: u32) -> bool {
 }
 
 /// Keeps one VM's slot up to date until the task is aborted.
-pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::Receiver<Order>) {
+pub(super) async fn run(
+    shared: Arc<DriverState>,
+    slot: Arc<Slot>,
+    mut orders: mpsc::Receiver<VmOrder>,
+) {
     loop {
         let outcome = match pid_in(&slot.path).and_then(Identity::of) {
             Some(process) => look_after(&shared, &slot, process, &mut orders).await,
@@ -105,25 +109,25 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
 const GONE: &str = "QEMU has ended";
 
 /// Refuses all orders: the VM has no changes to restore, and it cannot be moved.
-fn refuse(orders: &mut mpsc::Receiver<Order>) {
+fn refuse(orders: &mut mpsc::Receiver<VmOrder>) {
     while let Ok(order) = orders.try_recv() {
         answer(order);
     }
 }
 
-fn answer(order: Order) {
+fn answer(order: VmOrder) {
     // A dropped reply tells the caller that the move was not made.
-    if let Order::Restore(order) = order {
+    if let VmOrder::Restore(order) = order {
         let _ = order.reply.send(None);
     }
 }
 
 /// Watches a VM until its process ends, or the configuration changes.
 async fn look_after(
-    shared: &Shared,
+    shared: &DriverState,
     slot: &Slot,
     process: Identity,
-    orders: &mut mpsc::Receiver<Order>,
+    orders: &mut mpsc::Receiver<VmOrder>,
 ) -> Result<(), String> {
     let pid = process.pid;
     let rules = shared.rules();
@@ -185,7 +189,7 @@ async fn look_after(
 
 /// Reads its command line, and the evidence about its identity, on a blocking thread. If a read
 /// blocks for ever, only one permit for such reads is lost.
-async fn meet(shared: &Shared, process: Identity) -> Result<(Vec<String>, Evidence), String> {
+async fn meet(shared: &DriverState, process: Identity) -> Result<(Vec<String>, Evidence), String> {
     let place = timeout(PATIENCE, Arc::clone(&shared.meetings).acquire_owned()).await;
     let place = place.map_err(|_| "others are being met".to_owned())?;
     let read = spawn_blocking(move || {
@@ -204,7 +208,7 @@ async fn meet(shared: &Shared, process: Identity) -> Result<(Vec<String>, Eviden
 
 /// Claims the VM's name. If another VM has it, the VM gets the name of a stranger, because a VM
 /// without a name is not shown.
-fn claim(shared: &Shared, slot: &Slot, name: &VmName, pid: u32) {
+fn claim(shared: &DriverState, slot: &Slot, name: &VmName, pid: u32) {
     let stranger = name_of_stranger(&slot.path);
     if shared.claim(name, &slot.path, Some(pid)).is_err() && *name != stranger {
         let _ = shared.claim(&stranger, &slot.path, Some(pid));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use model::{BlockStats, Bytes, Migration, words};
 use serde_json::{Value, json};
 
-use super::qmp::{Client, Command, QmpError};
+use super::qmp::{Command, QmpClient, QmpError};
 
 /// No QEMU has more disks or RAM blocks; further items in an answer are ignored.
 const MAX_ITEMS: usize = 256;
@@ -14,7 +14,7 @@ const MAX_ITEMS: usize = 256;
 const MAX_NAME: usize = 128;
 
 /// QEMU's `-name`; `None`: it was started without, or the name cannot be shown.
-pub(super) async fn name(client: &mut Client) -> Result<Option<String>, QmpError> {
+pub(super) async fn name(client: &mut QmpClient) -> Result<Option<String>, QmpError> {
     let answer = client.execute(Command::new("query-name")).await?;
     let name = answer.get("name").and_then(Value::as_str).unwrap_or_default();
     let is_usable = !name.is_empty() && name.len() <= MAX_NAME && words::is_plain(name);
@@ -22,7 +22,7 @@ pub(super) async fn name(client: &mut Client) -> Result<Option<String>, QmpError
 }
 
 /// Sizes of the guest's RAM blocks: the machine's present memory, hot-plugged memory included.
-pub(super) async fn ram_sizes(client: &mut Client) -> Result<Vec<Bytes>, QmpError> {
+pub(super) async fn ram_sizes(client: &mut QmpClient) -> Result<Vec<Bytes>, QmpError> {
     let command = "query-memdev";
     let answer = client.execute(Command::new(command)).await?;
     let nonsense = |what: &str| QmpError::Nonsense { command, what: what.to_owned() };
@@ -41,7 +41,7 @@ pub(super) async fn ram_sizes(client: &mut Client) -> Result<Vec<Bytes>, QmpErro
 }
 
 /// Path of the balloon device in QEMU's object tree; `None`: there is none.
-pub(super) async fn find_balloon(client: &mut Client) -> Result<Option<String>, QmpError> {
+pub(super) async fn find_balloon(client: &mut QmpClient) -> Result<Option<String>, QmpError> {
     for parent in ["/machine/peripheral", "/machine/peripheral-anon"] {
         let list = client.execute(Command::with("qom-list", json!({"path": parent}))).await?;
         let device = list.as_array().into_iter().flatten().find_map(|item| {
@@ -68,7 +68,7 @@ pub(super) fn set_polling(device: &str, seconds: u64) -> Command {
 }
 
 /// How often QEMU asks the guest for statistics now, in seconds.
-pub(super) async fn polling(client: &mut Client, device: &str) -> Result<u64, QmpError> {
+pub(super) async fn polling(client: &mut QmpClient, device: &str) -> Result<u64, QmpError> {
     let answer = client.execute(property(device, "guest-stats-polling-interval")).await?;
     answer.as_u64().ok_or_else(|| QmpError::Nonsense {
         command: "qom-get",
@@ -92,7 +92,7 @@ pub(super) fn balloon_in(answer: &Value) -> Result<Bytes, QmpError> {
 }
 
 /// Whether a migration is active now.
-pub(super) async fn migration(client: &mut Client) -> Result<Migration, QmpError> {
+pub(super) async fn migration(client: &mut QmpClient) -> Result<Migration, QmpError> {
     let commands = [Command::new("query-migrate"), Command::new("query-status")];
     let [migrate, status] = client.batch(commands).await?;
     Ok(migration_in(&migrate?, &status?))

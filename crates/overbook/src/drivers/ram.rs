@@ -9,7 +9,7 @@
 use model::Bytes;
 use serde_json::Value;
 
-use super::qmp::{Client, Command, QmpError};
+use super::qmp::{Command, QmpClient, QmpError};
 use super::questions;
 
 const SUMMARY: &str = "query-memory-size-summary";
@@ -44,13 +44,13 @@ pub(super) const fn commands() -> [Command; 2] {
 }
 
 /// How much memory the VM has now.
-pub(super) async fn ram(client: &mut Client) -> Result<Ram, QmpError> {
+pub(super) async fn ram(client: &mut QmpClient) -> Result<Ram, QmpError> {
     let [summary, devices] = client.batch(commands()).await?;
     ram_in(&summary?, devices.as_ref().ok())
 }
 
 /// How much memory the VM has now, and its balloon's size at the same moment.
-pub(super) async fn with_balloon(client: &mut Client) -> Result<(Ram, Bytes), QmpError> {
+pub(super) async fn with_balloon(client: &mut QmpClient) -> Result<(Ram, Bytes), QmpError> {
     let ([before, devices], [after, _]) = (commands(), commands());
     let all = [before, devices, Command::new("query-balloon"), after];
     let [before, devices, balloon, after] = client.batch(all).await?;

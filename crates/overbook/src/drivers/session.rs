@@ -15,13 +15,13 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::guest_stats::{self, Dating, StatsError};
-use super::identity::{self, Peer};
+use super::identity::{self, QemuPeer};
 use super::memory::Meter;
-use super::qmp::{Client, Command, QmpError};
+use super::qmp::{Command, QmpClient, QmpError};
 use super::questions;
 use super::ram::{self, Ram};
-use super::shared::{Shared, TwoNames, name_of_socket, name_of_stranger};
-use super::slot::{self, Order, Restore, Slot, Wish};
+use super::shared::{DriverState, TwoNames, name_of_socket, name_of_stranger};
+use super::slot::{self, BalloonRequest, Restore, Slot, VmOrder};
 use super::tenant::managers::Managed;
 use super::tenant::{Evidence, Rules, Stranger};
 use super::undo::{self, RestoreError};
@@ -59,10 +59,10 @@ pub(super) enum SessionError {
 
 /// A connection to an identified QEMU.
 pub(super) struct Session<'a> {
-    shared: &'a Shared,
+    shared: &'a DriverState,
     slot: &'a Slot,
-    client: Client,
-    peer: Peer,
+    client: QmpClient,
+    peer: QemuPeer,
     /// The name that QEMU reports.
     told: VmName,
     /// The rules by which it was judged.
@@ -88,7 +88,7 @@ pub(super) struct Session<'a> {
 /// The evidence about a VM's identity, read on a blocking thread.
 async fn evidence(
     slot: &Slot,
-    peer: &Peer,
+    peer: &QemuPeer,
     managed: Option<Managed>,
 ) -> Result<Evidence, JoinError> {
     let (path, process, uid) = (slot.path.clone(), peer.process(), peer.uid);
@@ -97,8 +97,11 @@ async fn evidence(
 
 impl<'a> Session<'a> {
     /// Connects, and reads the properties that do not change while QEMU lives.
-    pub(super) async fn open(shared: &'a Shared, slot: &'a Slot) -> Result<Self, SessionError> {
-        let mut client = Client::connect(&slot.path).await?;
+    pub(super) async fn open(
+        shared: &'a DriverState,
+        slot: &'a Slot,
+    ) -> Result<Self, SessionError> {
+        let mut client = QmpClient::connect(&slot.path).await?;
         let peer = identity::of(&client, &slot.path)?;
         let told = questions::name(&mut client).await?.map(VmName::from);
         let told = told.unwrap_or_else(|| name_of_socket(&slot.path));
@@ -226,7 +229,7 @@ impl<'a> Session<'a> {
     }
 
     /// Works until the connection fails, and returns the error.
-    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> SessionError {
+    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<VmOrder>) -> SessionError {
         let mut period = steady(self.shared.period);
         loop {
             // If its process has ended, another process may hold the other end of the connection.
@@ -240,8 +243,8 @@ impl<'a> Session<'a> {
                 _ = period.tick() => self.look().await,
                 () = self.slot.wished.notified() => self.grant_wish().await,
                 Some(order) = orders.recv() => match order {
-                    Order::Restore(restore) => self.obey(restore).await,
-                    Order::Move(turn) => turn.take(&mut self.client, self.peer.incarnation).await,
+                    VmOrder::Restore(restore) => self.obey(restore).await,
+                    VmOrder::Move(turn) => turn.take(&mut self.client, self.peer.incarnation).await,
                 },
                 size = self.client.balloon_change() => size.map(|size| self.note_size(size)),
             };
@@ -512,7 +515,7 @@ impl<'a> Session<'a> {
     }
 
     /// Sets the balloon; the view shows a refusal to the operator.
-    async fn set_balloon(&mut self, wish: Wish) -> Result<(), QmpError> {
+    async fn set_balloon(&mut self, wish: BalloonRequest) -> Result<(), QmpError> {
         let refusal = match self.try_set_balloon(wish).await {
             Ok(None) => {
                 self.slot.state().view.last_error = None;
@@ -528,7 +531,7 @@ impl<'a> Session<'a> {
     }
 
     /// `Some`: the reason why it was not tried.
-    async fn try_set_balloon(&mut self, wish: Wish) -> Result<Option<String>, QmpError> {
+    async fn try_set_balloon(&mut self, wish: BalloonRequest) -> Result<Option<String>, QmpError> {
         let migration = questions::migration(&mut self.client).await?;
         self.slot.state().view.migration = migration;
         if migration != Migration::None {
@@ -552,7 +555,12 @@ impl<'a> Session<'a> {
 }
 
 /// The record of this incarnation of the VM. If it has another socket or name, it is updated.
-async fn on_record(shared: &Shared, slot: &Slot, peer: &Peer, name: &VmName) -> UndoRecord {
+async fn on_record(
+    shared: &DriverState,
+    slot: &Slot,
+    peer: &QemuPeer,
+    name: &VmName,
+) -> UndoRecord {
     let fresh = UndoRecord::untouched(name.clone(), slot.path.clone(), peer.incarnation);
     let Some(old) = shared.records.of_life(peer.incarnation).await else { return fresh };
     let undo = UndoRecord { vm: fresh.vm, socket: fresh.socket, ..old.clone() };

@@ -17,7 +17,7 @@ use super::tenant::Rules;
 
 /// Shared by the loop, the discovery and every VM's task.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct DriverState {
     /// How often each VM is queried.
     pub(super) period: Duration,
     /// The undo records, which are written before any change.
@@ -42,7 +42,7 @@ struct Told {
     second: Option<VmName>,
 }
 
-impl Shared {
+impl DriverState {
     pub(super) fn new(period: Duration, records: Records) -> Self {
         let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
         let (rules, lives) = (Mutex::default(), Mutex::default());
@@ -195,10 +195,10 @@ pub(super) fn name_of_socket(path: &Path) -> VmName {
 mod tests {
     use super::*;
 
-    fn shared(paths: &[&str]) -> Shared {
+    fn shared(paths: &[&str]) -> DriverState {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::new(crate::journal::Journal::open(dir.path()).unwrap());
-        let shared = Shared::new(Duration::from_secs(1), records);
+        let shared = DriverState::new(Duration::from_secs(1), records);
         for path in paths {
             let slot = Arc::new(Slot::new(path.into()).0);
             shared.slots().insert(path.into(), slot);

@@ -33,7 +33,7 @@ pub(super) struct Restore {
 
 /// An order to a VM's task, which it answers.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum VmOrder {
     /// Restore the original settings.
     Restore(Restore),
     /// Take a turn of a migration.
@@ -42,7 +42,7 @@ pub(super) enum Order {
 
 /// A requested size of the balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct BalloonRequest {
     pub(super) incarnation: u64,
     /// Size of the VM when its RAM is `ram`; `None`: the balloon is to be empty.
     pub(super) target: Option<Bytes>,
@@ -57,27 +57,27 @@ pub(super) struct Slot {
     pub(super) path: PathBuf,
     /// Notified when there is a request for the balloon.
     pub(super) wished: Notify,
-    orders: mpsc::Sender<Order>,
-    state: Mutex<State>,
+    orders: mpsc::Sender<VmOrder>,
+    state: Mutex<SlotState>,
 }
 
 /// State of the VM.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct SlotState {
     /// `None` until QEMU has reported it, or if another socket's VM has it already.
     pub(super) name: Option<VmName>,
     /// The view of the VM that is shown.
     pub(super) view: VmView,
     /// Time since which no QEMU is behind the socket.
     pub(super) ended: Option<Time>,
-    wish: Option<Wish>,
+    wish: Option<BalloonRequest>,
 }
 
 impl Slot {
     /// An empty slot, and the receiver of its orders.
-    pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<Order>) {
+    pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<VmOrder>) {
         let (orders, inbox) = mpsc::channel(4);
-        let state = State {
+        let state = SlotState {
             name: None,
             view: unknown_vm(NOT_CONNECTED.to_owned()),
             ended: None,
@@ -87,7 +87,7 @@ impl Slot {
     }
 
     /// The state. The lock is for copying in and out, and never held over an await.
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, SlotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,18 +98,18 @@ impl Slot {
     }
 
     /// Leaves a request that replaces any older one.
-    pub(super) fn wish(&self, wish: Wish) {
+    pub(super) fn wish(&self, wish: BalloonRequest) {
         self.state().wish = Some(wish);
         self.wished.notify_one();
     }
 
     /// Takes the request.
-    pub(super) fn take_wish(&self) -> Option<Wish> {
+    pub(super) fn take_wish(&self) -> Option<BalloonRequest> {
         self.state().wish.take()
     }
 
     /// Sends an order. `false`: the task is gone, or its queue is full.
-    pub(super) fn order(&self, order: Order) -> bool {
+    pub(super) fn order(&self, order: VmOrder) -> bool {
         self.orders.try_send(order).is_ok()
     }
 
@@ -181,7 +181,7 @@ mod tests {
         let (slot, _inbox) = Slot::new("/s".into());
         for target in [1, 2] {
             let target = Some(Bytes(target));
-            slot.wish(Wish { incarnation: 1, target, ram: Bytes(9) });
+            slot.wish(BalloonRequest { incarnation: 1, target, ram: Bytes(9) });
         }
         assert_eq!(slot.take_wish().and_then(|w| w.target), Some(Bytes(2)));
         assert_eq!(slot.take_wish(), None);

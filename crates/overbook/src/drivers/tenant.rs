@@ -29,14 +29,14 @@ use sys::process::Identity;
 use sys::users::{uid_of, user_of_process};
 
 use managers::Managed;
-use place::{Makers, Place};
+use place::{Makers, SocketLocation};
 
 /// The configuration's rules about the VMs of each group.
 #[derive(Debug, Default)]
-pub(super) struct Rules(Vec<Group>);
+pub(super) struct Rules(Vec<GroupRule>);
 
 #[derive(Debug)]
-struct Group {
+struct GroupRule {
     name: GroupName,
     vms: Vec<NamePattern>,
     /// `None`: the group names no user. A name that is unknown on this host matches no user.
@@ -46,7 +46,7 @@ struct Group {
 /// The evidence about a VM's identity, in addition to its QEMU's answers.
 #[derive(Debug)]
 pub(super) struct Evidence {
-    pub(super) place: Place,
+    pub(super) place: SocketLocation,
     /// The user that its process runs as.
     pub(super) uid: Option<u32>,
     pub(super) managed: Option<Managed>,
@@ -82,7 +82,7 @@ impl Rules {
     /// The rules of these groups; their users are looked up now.
     pub(super) fn of<'a>(groups: impl IntoIterator<Item = (&'a GroupName, &'a GroupSpec)>) -> Self {
         let uids = |group: &GroupSpec| group.users.iter().filter_map(|user| uid_of(user)).collect();
-        let rule = |(name, group): (&GroupName, &GroupSpec)| Group {
+        let rule = |(name, group): (&GroupName, &GroupSpec)| GroupRule {
             name: name.clone(),
             vms: group.vms.clone(),
             users: (!group.users.is_empty()).then(|| uids(group)),
@@ -105,7 +105,7 @@ impl Rules {
             let (told, name) = (told.clone(), name.clone());
             return Err(Stranger::Misnamed { told, manager, name });
         }
-        let is_of = |other: &&Group| place.directory == other.name.as_str();
+        let is_of = |other: &&GroupRule| place.directory == other.name.as_str();
         let directory = self.0.iter().find(is_of).filter(|_| place.makers.is_trusted());
         if let Some(other) = directory.filter(|other| other.name != group.name) {
             return Err(Stranger::OtherDirectory { group: name(), other: other.name.clone() });
@@ -141,7 +141,7 @@ impl Evidence {
     ) -> Self {
         let managed = managed.or_else(|| process.and_then(managers::name_of));
         let is_shared_user = managed.is_none() && process.is_some_and(managers::share_user_of);
-        Self { place: Place::of(socket), uid, managed, is_shared_user }
+        Self { place: SocketLocation::of(socket), uid, managed, is_shared_user }
     }
 
     /// Collects the evidence about a VM that is known only by its process.
@@ -151,7 +151,7 @@ impl Evidence {
         let managed = managers::name_of(process);
         let is_shared_user = managed.is_none() && managers::share_user_of(process);
         let uid = user_of_process(process.pid);
-        Self { place: Place::nowhere(), uid, managed, is_shared_user }
+        Self { place: SocketLocation::nowhere(), uid, managed, is_shared_user }
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     fn rules() -> Rules {
-        let group = |name: &str, users: Option<Vec<u32>>| Group {
+        let group = |name: &str, users: Option<Vec<u32>>| GroupRule {
             name: name.into(),
             vms: vec![NamePattern::new(format!("{name}-*"))],
             users,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     fn at(directory: &str, stem: &str, makers: Makers, uid: u32) -> Evidence {
-        let place = Place { directory: directory.to_owned(), stem: stem.into(), makers };
+        let place = SocketLocation { directory: directory.to_owned(), stem: stem.into(), makers };
         Evidence { place, uid: Some(uid), managed: None, is_shared_user: false }
     }
 

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use super::guest_stats;
 use super::identity;
-use super::qmp::{Client, QmpError};
+use super::qmp::{QmpClient, QmpError};
 use super::questions;
 use super::ram;
 use super::records::Records;
@@ -71,7 +71,7 @@ pub async fn restore_at(
     records: &Records,
     undo: &UndoRecord,
 ) -> (VmName, Result<String, RestoreError>) {
-    let outcome = match Client::connect(&undo.socket).await {
+    let outcome = match QmpClient::connect(&undo.socket).await {
         Ok(mut client) => restore(&mut client, &undo.socket, undo).await,
         Err(QmpError::Ended(_)) if identity::has_ended(undo.incarnation) => Ok(GONE.to_owned()),
         Err(error) if error.is_dead_socket() => Ok(GONE.to_owned()),
@@ -95,7 +95,7 @@ pub(super) async fn strike_out(
 
 /// Restores the settings in `undo`; describes in words what was done.
 pub(super) async fn restore(
-    client: &mut Client,
+    client: &mut QmpClient,
     socket: &Path,
     undo: &UndoRecord,
 ) -> Result<String, RestoreError> {
@@ -147,7 +147,7 @@ fn original(recorded: Bytes, then: Option<Bytes>, now: Bytes) -> Bytes {
 
 /// Memory that a guest can lose without harm, according to its statistics; `None`: not known. A
 /// guest that has swapped can swap the rest.
-async fn spare(client: &mut Client, device: &str) -> Result<Option<Bytes>, QmpError> {
+async fn spare(client: &mut QmpClient, device: &str) -> Result<Option<Bytes>, QmpError> {
     let answer = match client.execute(questions::property(device, "guest-stats")).await {
         Err(error) if error.is_fatal() => return Err(error),
         answer => answer.ok(),
@@ -205,7 +205,7 @@ mod tests {
         let own = identity::of_process(sys::process::Identity::own().unwrap());
         let restored = async |life| {
             let undo = UndoRecord::untouched("web-1".into(), socket.clone(), life);
-            let mut client = Client::connect(&socket).await.unwrap();
+            let mut client = QmpClient::connect(&socket).await.unwrap();
             restore(&mut client, &socket, &undo).await
         };
         assert!(matches!(restored(own).await, Err(RestoreError::Another)));

@@ -22,8 +22,8 @@ use tokio::time::{Instant, sleep};
 
 use super::qmp::QmpError;
 use super::session::{Session, SessionError};
-use super::shared::Shared;
-use super::slot::{Order, Restore, Slot};
+use super::shared::DriverState;
+use super::slot::{Restore, Slot, VmOrder};
 use super::undo::{self, RestoreError};
 
 /// Pause after the first failure to connect.
@@ -32,7 +32,11 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Keeps one VM's slot up to date until the task is aborted.
-pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::Receiver<Order>) {
+pub(super) async fn run(
+    shared: Arc<DriverState>,
+    slot: Arc<Slot>,
+    mut orders: mpsc::Receiver<VmOrder>,
+) {
     let mut pause = FIRST_PAUSE;
     loop {
         let started = Instant::now();
@@ -53,7 +57,7 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
         slot.take_wish();
         while let Ok(order) = orders.try_recv() {
             // The dropped reply of a move tells its sender that there is no answer.
-            if let Order::Restore(order) = order {
+            if let VmOrder::Restore(order) = order {
                 refuse(order, is_end, &shared, &slot).await;
             }
         }
@@ -73,7 +77,7 @@ fn is_end(slot: &Slot, error: &SessionError) -> bool {
 }
 
 /// Answers an order that arrives while there is no connection.
-async fn refuse(order: Restore, is_end: bool, shared: &Shared, slot: &Slot) {
+async fn refuse(order: Restore, is_end: bool, shared: &DriverState, slot: &Slot) {
     let outcome = match shared.records.at(&slot.path).await {
         None => None,
         Some(record) if is_end => {

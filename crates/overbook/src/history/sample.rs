@@ -25,7 +25,7 @@ const ECHO_MS: u64 = 60_000;
 
 /// Readings of one VM at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Sample {
+pub(super) struct VmSample {
     pub(super) used: Option<Bytes>,
     pub(super) balloon: Option<Bytes>,
     pub(super) target: Option<Bytes>,
@@ -56,7 +56,7 @@ pub(super) struct ReadingRow {
     pub(super) step_s: u32,
     pub(super) wall_ms: u64,
     pub(super) vm: VmName,
-    pub(super) sample: Sample,
+    pub(super) sample: VmSample,
 }
 
 /// A row of decisions.
@@ -72,7 +72,7 @@ pub(super) struct ChangeRow {
 
 /// A row of loans.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct LoanRow {
+pub(super) struct LoanRecord {
     pub(super) wall_ms: u64,
     pub(super) mode: Mode,
     pub(super) lender: GroupName,
@@ -92,7 +92,7 @@ pub(super) struct MoveRow {
 pub(super) struct Rows {
     pub(super) readings: Vec<ReadingRow>,
     pub(super) changes: Vec<ChangeRow>,
-    pub(super) loans: Vec<LoanRow>,
+    pub(super) loans: Vec<LoanRecord>,
     pub(super) moves: Vec<MoveRow>,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Sampler {
 #[derive(Debug, Default)]
 struct Track {
     meter: SwapMeter,
-    steps: [Step; COARSE_S.len()],
+    steps: [CoarseStep; COARSE_S.len()],
     last_change: Option<(u64, Bytes)>,
     last_outcome: Option<Outcome>,
 }
@@ -132,7 +132,7 @@ impl Sampler {
         }
         let (wall_ms, mode) = (tick.wall_ms, tick.plan.mode);
         let loans = self.loans.of(&tick.plan, wall_ms).into_iter();
-        let row = |(lender, loan): (&GroupName, &Loan)| LoanRow {
+        let row = |(lender, loan): (&GroupName, &Loan)| LoanRecord {
             wall_ms,
             mode,
             lender: lender.clone(),
@@ -161,7 +161,7 @@ impl Track {
     ) {
         let decision = tick.plan.vms.get(vm);
         let group = decision.and_then(|decision| decision.group.as_ref());
-        let sample = Sample {
+        let sample = VmSample {
             used: policy::used(view).map(|r| r.value),
             balloon: view.balloon.map(|r| r.value),
             target: decision.and_then(|decision| decision.target),
@@ -181,7 +181,7 @@ impl Track {
             let start_ms = wall_ms - wall_ms % (u64::from(length_s) * 1000);
             if step.count > 0 && step.start_ms != start_ms {
                 rows.extend(step.row(length_s, vm));
-                *step = Step::default();
+                *step = CoarseStep::default();
             }
             step.add(start_ms, sample);
         }
@@ -248,16 +248,16 @@ impl Track {
 
 /// An open coarse step.
 #[derive(Debug, Default)]
-struct Step {
+struct CoarseStep {
     start_ms: u64,
     count: u64,
-    last: Sample,
+    last: VmSample,
     swap_sum: Bytes,
     swap_count: u64,
 }
 
-impl Step {
-    fn add(&mut self, start_ms: u64, sample: Sample) {
+impl CoarseStep {
+    fn add(&mut self, start_ms: u64, sample: VmSample) {
         self.start_ms = start_ms;
         self.count += 1;
         self.last = sample;
@@ -269,7 +269,7 @@ impl Step {
 
     fn row(&self, length_s: u32, vm: &VmName) -> Option<ReadingRow> {
         let mean = (self.swap_count > 0).then(|| self.swap_sum.share(1, self.swap_count));
-        let sample = Sample { swap_per_s: mean, ..self.last };
+        let sample = VmSample { swap_per_s: mean, ..self.last };
         let row = ReadingRow { step_s: length_s, wall_ms: self.start_ms, vm: vm.clone(), sample };
         (self.count > 0).then_some(row)
     }

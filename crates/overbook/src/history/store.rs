@@ -120,13 +120,13 @@ impl StoreError {
 }
 
 /// The open file.
-pub(super) struct Store {
+pub(super) struct HistoryStore {
     path: PathBuf,
     connection: Connection,
     most_bytes: Bytes,
 }
 
-impl Store {
+impl HistoryStore {
     /// Opens or creates the file. An unusable file is an error ([`StoreError::is_unusable`]).
     pub(super) fn open(path: &Path, most_bytes: Bytes) -> Result<Self, StoreError> {
         let fail = |source| StoreError::Sqlite { path: path.to_owned(), source };

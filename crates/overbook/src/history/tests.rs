@@ -19,7 +19,7 @@ use model::{
 use rusqlite::Connection;
 
 use super::{
-    store::{Store, VERSION, set_aside},
+    store::{HistoryStore, VERSION, set_aside},
     *,
 };
 use crate::{
@@ -252,7 +252,7 @@ fn counters_that_run_backwards_give_no_rate() {
 #[test]
 fn old_rows_get_coarser_and_then_go() {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = Store::open(&file(&dir), Bytes::mib(64)).unwrap();
+    let mut store = HistoryStore::open(&file(&dir), Bytes::mib(64)).unwrap();
     let mut sampler = sample::Sampler::default();
     for s in 0..130 {
         store.append(&sampler.rows(&tick(s, 0))).unwrap();
@@ -274,7 +274,7 @@ fn old_rows_get_coarser_and_then_go() {
 fn the_file_stays_within_its_bounds() {
     let dir = tempfile::tempdir().unwrap();
     let most = Bytes::kib(512);
-    let mut store = Store::open(&file(&dir), most).unwrap();
+    let mut store = HistoryStore::open(&file(&dir), most).unwrap();
     let mut sampler = sample::Sampler::default();
     for round in 0..40 {
         for s in 0..500 {
@@ -311,7 +311,7 @@ fn aside_of(dir: &Path) -> PathBuf {
 #[test]
 fn a_file_damaged_in_its_middle_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = Store::open(&file(&dir), Bytes::mib(64)).unwrap();
+    let mut store = HistoryStore::open(&file(&dir), Bytes::mib(64)).unwrap();
     let mut sampler = sample::Sampler::default();
     for s in 0..2000 {
         store.append(&sampler.rows(&tick(s, 0))).unwrap();
@@ -351,7 +351,7 @@ fn a_loan_is_on_record_for_both_groups_from_its_beginning_to_its_end() {
 #[test]
 fn a_newer_versions_file_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
-    drop(Store::open(&file(&dir), Bytes::mib(1)).unwrap());
+    drop(HistoryStore::open(&file(&dir), Bytes::mib(1)).unwrap());
     let connection = Connection::open(file(&dir)).unwrap();
     connection.pragma_update(None, "user_version", VERSION + 1).unwrap();
     drop(connection);
@@ -441,7 +441,7 @@ const WRITER: &str = "OVERBOOK_TEST_HISTORY_WRITER";
 #[test]
 fn a_queue_that_is_full_loses_ticks_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
-    drop(Store::open(&file(&dir), Bytes::mib(1)).unwrap());
+    drop(HistoryStore::open(&file(&dir), Bytes::mib(1)).unwrap());
     // Another transaction blocks the writer.
     let other = Connection::open(file(&dir)).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();

@@ -17,7 +17,7 @@ use std::{
 
 use super::{
     sample::Sampler,
-    store::{self, MOST_BYTES, Store, StoreError},
+    store::{self, HistoryStore, MOST_BYTES, StoreError},
 };
 use crate::published::Published;
 
@@ -127,7 +127,7 @@ impl Drop for History {
 
 struct Recorder {
     path: PathBuf,
-    store: Option<Store>,
+    store: Option<HistoryStore>,
     sampler: Sampler,
     retry_at: Option<Instant>,
     thin_at: Instant,
@@ -169,10 +169,10 @@ impl Recorder {
             return Ok(false);
         }
         self.retry_at = Some(Instant::now() + RETRY);
-        let store = match Store::open(&self.path, MOST_BYTES) {
+        let store = match HistoryStore::open(&self.path, MOST_BYTES) {
             Err(error) if error.is_unusable() => {
                 self.set_aside(&error, now_ms)?;
-                Store::open(&self.path, MOST_BYTES)
+                HistoryStore::open(&self.path, MOST_BYTES)
             }
             other => other,
         }?;

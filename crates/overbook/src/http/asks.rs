@@ -61,7 +61,7 @@ pub struct Span {
 
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum LoopAnswer {
     /// The action is done: words for the operator.
     Done(String),
     /// Rows of a VM, oldest first. `None`: nothing was ever recorded for it.
@@ -73,7 +73,7 @@ pub enum Answer {
 }
 
 /// The answer, or why there is none, in words for the operator.
-pub type Outcome = Result<Answer, String>;
+pub type Outcome = Result<LoopAnswer, String>;
 
 /// A question on its way to the daemon.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ pub(super) async fn sign(asks: &Asks) -> Result<(), Problem> {
 /// Sends an order, and returns the words of the answer.
 pub(super) async fn change(asks: &Asks, question: Question) -> Result<String, Problem> {
     match ask(asks, question).await? {
-        Answer::Done(text) => Ok(text),
+        LoopAnswer::Done(text) => Ok(text),
         other => Err(odd(&other)),
     }
 }
@@ -121,7 +121,7 @@ pub(super) async fn history(
     span: Span,
 ) -> Result<Option<Vec<HistoryRow>>, Problem> {
     match ask(asks, Question::History { vm, span }).await? {
-        Answer::History(rows) => Ok(rows),
+        LoopAnswer::History(rows) => Ok(rows),
         other => Err(odd(&other)),
     }
 }
@@ -129,7 +129,7 @@ pub(super) async fn history(
 /// Asks for the last change of a VM.
 pub(super) async fn last_change(asks: &Asks, vm: VmName) -> Result<Option<HistoryRow>, Problem> {
     match ask(asks, Question::LastChange { vm }).await? {
-        Answer::LastChange(row) => Ok(row.map(|row| *row)),
+        LoopAnswer::LastChange(row) => Ok(row.map(|row| *row)),
         other => Err(odd(&other)),
     }
 }
@@ -141,16 +141,20 @@ pub(super) async fn loans(
     span: Span,
 ) -> Result<Option<Vec<LoanRow>>, Problem> {
     match ask(asks, Question::Loans { group, span }).await? {
-        Answer::Loans(rows) => Ok(rows),
+        LoopAnswer::Loans(rows) => Ok(rows),
         other => Err(odd(&other)),
     }
 }
 
-async fn ask(asks: &Asks, question: Question) -> Result<Answer, Problem> {
+async fn ask(asks: &Asks, question: Question) -> Result<LoopAnswer, Problem> {
     ask_within(asks, question, LIMIT).await
 }
 
-async fn ask_within(asks: &Asks, question: Question, limit: Duration) -> Result<Answer, Problem> {
+async fn ask_within(
+    asks: &Asks,
+    question: Question,
+    limit: Duration,
+) -> Result<LoopAnswer, Problem> {
     let (reply, outcome) = oneshot::channel();
     let way = if question.is_of_history() { &asks.readings } else { &asks.orders };
     let asked = async {
@@ -163,6 +167,6 @@ async fn ask_within(asks: &Asks, question: Question, limit: Duration) -> Result<
     answered.ok_or_else(ended)?.map_err(Problem::Failed)
 }
 
-fn odd(answer: &Answer) -> Problem {
+fn odd(answer: &LoopAnswer) -> Problem {
     Problem::Failed(format!("the daemon has answered another question: {answer:?}"))
 }

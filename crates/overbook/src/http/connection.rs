@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use super::{
-    places::{Peer, Place, Places},
+    places::{ConnectionPeer, ConnectionSlot, ConnectionSlots},
     problem::Problem,
     prompt::Prompt,
     token::Token,
@@ -62,7 +62,11 @@ async fn authorize(State(token): State<Token>, request: Request, next: Next) -> 
     }
 }
 
-async fn admit(Extension(place): Extension<Arc<Place>>, request: Request, next: Next) -> Response {
+async fn admit(
+    Extension(place): Extension<Arc<ConnectionSlot>>,
+    request: Request,
+    next: Next,
+) -> Response {
     match place.admit() {
         Ok(()) => next.run(request).await,
         Err(crowded) => last(Problem::Crowded(crowded)),
@@ -82,30 +86,30 @@ trait Incoming {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Waits for the next connection.
-    fn next(&mut self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
+    fn next(&mut self) -> impl Future<Output = io::Result<(Self::Stream, ConnectionPeer)>> + Send;
 }
 
 impl Incoming for UnixListener {
     type Stream = UnixStream;
 
-    async fn next(&mut self) -> io::Result<(UnixStream, Peer)> {
+    async fn next(&mut self) -> io::Result<(UnixStream, ConnectionPeer)> {
         let (stream, _) = self.accept().await?;
         let peer = stream.peer_cred().ok();
         let (uid, pid) = (peer.as_ref().map(|peer| peer.uid()), peer.and_then(|peer| peer.pid()));
-        Ok((stream, Peer::Local { uid, pid }))
+        Ok((stream, ConnectionPeer::Local { uid, pid }))
     }
 }
 
 impl Incoming for TcpListener {
     type Stream = TcpStream;
 
-    async fn next(&mut self) -> io::Result<(TcpStream, Peer)> {
-        self.accept().await.map(|(stream, address)| (stream, Peer::Remote(address)))
+    async fn next(&mut self) -> io::Result<(TcpStream, ConnectionPeer)> {
+        self.accept().await.map(|(stream, address)| (stream, ConnectionPeer::Remote(address)))
     }
 }
 
 async fn accept(mut listener: impl Incoming, router: Router) {
-    let places = Places::default();
+    let places = ConnectionSlots::default();
     // Dropping the set ends its connections, when the daemon shuts down.
     let mut connections = JoinSet::new();
     loop {

@@ -7,10 +7,14 @@ use std::sync::Arc;
 use tokio::sync::{broadcast, watch};
 
 use super::events::{Event, Events, between};
-use crate::{published::Latest, shown::Shown};
+use crate::{published::Latest, shown::TickView};
 
 /// Follows the loop until it ends.
-pub(super) async fn follow(mut latest: Latest, shown: watch::Sender<Arc<Shown>>, events: Events) {
+pub(super) async fn follow(
+    mut latest: Latest,
+    shown: watch::Sender<Arc<TickView>>,
+    events: Events,
+) {
     let mut next_id = 1;
     while latest.changed().await.is_ok() {
         let published = Arc::clone(&latest.borrow_and_update());

@@ -13,12 +13,12 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// All metrics as text.
-pub(super) fn encode(shown: &Arc<Shown>) -> String {
+pub(super) fn encode(shown: &Arc<TickView>) -> String {
     let mut registry = Registry::with_prefix("overbook");
-    let snapshot = Snapshot { shown: Arc::clone(shown) };
+    let snapshot = HostMetrics { shown: Arc::clone(shown) };
     registry.register_collector(Box::new(snapshot));
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -27,8 +27,8 @@ pub(super) fn encode(shown: &Arc<Shown>) -> String {
 }
 
 #[derive(Debug)]
-struct Snapshot {
-    shown: Arc<Shown>,
+struct HostMetrics {
+    shown: Arc<TickView>,
 }
 
 /// Picks an amount of a group's ledger.
@@ -36,9 +36,9 @@ type Column = fn(&model::Ledger) -> Bytes;
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 type Samples<'a> = Vec<(Labels<'a>, f64)>;
 
-impl Collector for Snapshot {
+impl Collector for HostMetrics {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        let mut page = Page(encoder);
+        let mut page = MetricsWriter(encoder);
         self.daemon(&mut page)?;
         self.host(&mut page)?;
         self.groups(&mut page)?;
@@ -52,9 +52,9 @@ impl Collector for Snapshot {
 }
 
 /// Writes metric families one after the other.
-struct Page<'a>(DescriptorEncoder<'a>);
+struct MetricsWriter<'a>(DescriptorEncoder<'a>);
 
-impl Page<'_> {
+impl MetricsWriter<'_> {
     fn gauges(
         &mut self,
         name: &str,
@@ -102,8 +102,8 @@ impl Page<'_> {
     }
 }
 
-impl Snapshot {
-    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+impl HostMetrics {
+    fn daemon(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let tick = &self.shown.published;
         let version: Labels<'_> = vec![("version", env!("CARGO_PKG_VERSION"))];
         page.gauges("build_info", "Which Overbook this is.", None, vec![(version, 1.0)])?;
@@ -123,7 +123,7 @@ impl Snapshot {
         page.gauge("history_failing", "Whether history is not being kept.", None, failing)
     }
 
-    fn host(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn host(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         if let Some(ksm) = &self.shown.published.view.ksm {
             let help = "Memory that the kernel's KSM saves, also where another program drives it.";
             page.gauge("host_ksm_saved", help, Some(Unit::Bytes), number(ksm.value.saved))?;
@@ -156,7 +156,7 @@ impl Snapshot {
         )
     }
 
-    fn groups(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn groups(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let groups = &self.shown.published.plan.groups;
         let columns: [(&str, &str, Column); 8] = [
             ("group_budget", "Memory that the tenant pays for.", |l| l.budget),
@@ -177,7 +177,7 @@ impl Snapshot {
         Ok(())
     }
 
-    fn vms(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn vms(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let bytes = || Some(Unit::Bytes);
         let column = |of: &dyn Fn(&Vm<'_>) -> Option<f64>| self.column(of);
         let ram = column(&|vm| Some(number(vm.view.ram)));
@@ -229,7 +229,7 @@ impl Snapshot {
         vms.filter_map(|vm| Some((vm.labels(), of(&vm)?))).collect()
     }
 
-    fn tracking(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn tracking(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let column = |of: fn(&model::Tracking) -> Option<f64>| {
             self.column(&|vm| of(&vm.view.tracking.as_ref()?.value))
         };
@@ -251,7 +251,7 @@ impl Snapshot {
         page.gauges("vm_tracking_age", help, Some(Unit::Seconds), age)
     }
 
-    fn free_pages(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn free_pages(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let column = |of: fn(&model::FreePages) -> Bytes| {
             self.column(&|vm| Some(number(of(&vm.view.free_pages.as_ref()?.value))))
         };
@@ -272,7 +272,7 @@ impl Snapshot {
         page.counters("vm_free_pages_refaulted", help, bytes(), column(|f| f.refaulted))
     }
 
-    fn cold(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn cold(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let column = |of: fn(&model::Cold) -> Bytes| {
             self.column(&|vm| Some(number(of(&vm.view.cold.as_ref()?.value))))
         };
@@ -292,7 +292,7 @@ impl Snapshot {
         page.gauges("vm_refaults_per_second", help, None, rate)
     }
 
-    fn dedup(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn dedup(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let column = |of: fn(&model::Dedup) -> Bytes| {
             self.column(&|vm| Some(number(of(&vm.view.dedup.as_ref()?.value))))
         };
@@ -311,7 +311,7 @@ impl Snapshot {
         page.gauges("group_scan_rate_pages_per_ms", help, None, rates.collect())
     }
 
-    fn workers(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn workers(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let column = |of: fn(&model::WorkerReading) -> f64| -> Samples<'_> {
             let workers = self.shown.published.view.workers.iter();
             workers.map(|(group, r)| (vec![("group", group.as_str())], of(&r.value))).collect()
@@ -331,7 +331,7 @@ impl Snapshot {
         page.counters("group_worker_restarts", "Workers started again.", None, restarts)
     }
 
-    fn caches(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn caches(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let column = |of: fn(&model::CacheReading) -> f64| -> Samples<'_> {
             let caches = self.shown.published.view.caches.iter();
             caches.map(|(group, r)| (vec![("group", group.as_str())], of(&r.value))).collect()
@@ -350,7 +350,7 @@ impl Snapshot {
         page.counters("group_cache_misses", help, None, column(|c| seconds(c.misses, 1.0)))
     }
 
-    fn overloads(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn overloads(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let tick = &self.shown.published;
         let found = |of: fn(&model::Overload) -> f64| -> Samples<'_> {
             let vms = tick.plan.overloads.iter();
@@ -374,7 +374,7 @@ impl Snapshot {
         page.counters("vm_overloads", "Overloads of the VM.", None, overloads)
     }
 
-    fn disks(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn disks(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let column = |of: &dyn Fn(&model::DiskReading) -> Option<f64>| -> Samples<'_> {
             let mut samples = Samples::new();
             for vm in self.shown.published.view.vms.keys().map(|name| self.vm(name)) {
@@ -414,7 +414,7 @@ impl Snapshot {
         page.counters("disk_repositories_forged", help, None, far(|far| far.forged))
     }
 
-    fn pool(&self, page: &mut Page<'_>) -> fmt::Result {
+    fn pool(&self, page: &mut MetricsWriter<'_>) -> fmt::Result {
         let Some(pool) = &self.shown.published.pool else { return Ok(()) };
         let help = "Whether the other hosts of the pool know that this one is there.";
         page.gauge("pool_seated", help, None, flag(pool.is_seated))?;
@@ -486,7 +486,7 @@ mod tests {
 
     fn page(mut tick: Published) -> String {
         tick.ticks.record(Duration::from_millis(2));
-        encode(&Arc::new(Shown::first(Arc::new(tick))))
+        encode(&Arc::new(TickView::first(Arc::new(tick))))
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(super) const MAX_OF_A_PEER: usize = MAX_ADMITTED / 2;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Peer {
+pub(super) enum ConnectionPeer {
     /// A process on this host.
     Local {
         /// Its user. `None`: the kernel does not tell.
@@ -47,7 +47,7 @@ enum Origin {
     Address(IpAddr),
 }
 
-impl Peer {
+impl ConnectionPeer {
     fn origin(self) -> Origin {
         match self {
             Self::Local { uid, .. } => Origin::User(uid),
@@ -59,7 +59,7 @@ impl Peer {
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for ConnectionPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local { uid: Some(uid), pid: Some(pid) } => {
@@ -74,17 +74,17 @@ impl fmt::Display for Peer {
 
 /// The connections of one listener.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places(Arc<Mutex<Taken>>);
+pub(super) struct ConnectionSlots(Arc<Mutex<OpenConnections>>);
 
 #[derive(Debug, Default)]
-struct Taken {
+struct OpenConnections {
     /// The next number. It grows, so the oldest connection has the smallest number.
     next: u64,
-    by_number: BTreeMap<u64, Connection>,
+    by_number: BTreeMap<u64, OpenConnection>,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct OpenConnection {
     origin: Origin,
     is_admitted: bool,
     /// Dropping it ends the connection.
@@ -93,10 +93,10 @@ struct Connection {
 
 /// One connection's place; dropping it frees the place.
 #[derive(Debug)]
-pub(super) struct Place {
-    peer: Peer,
+pub(super) struct ConnectionSlot {
+    peer: ConnectionPeer,
     number: u64,
-    places: Places,
+    places: ConnectionSlots,
 }
 
 /// There is no place for this request.
@@ -107,26 +107,27 @@ pub(super) struct Place {
 )]
 pub(super) struct Crowded;
 
-impl Places {
+impl ConnectionSlots {
     /// A waiting place, and a channel that closes when another connection needs it.
-    pub(super) fn enter(&self, peer: Peer) -> (Place, oneshot::Receiver<()>) {
+    pub(super) fn enter(&self, peer: ConnectionPeer) -> (ConnectionSlot, oneshot::Receiver<()>) {
         let (keeps, lost) = oneshot::channel();
         let mut taken = self.lock();
         taken.make_room();
         let number = taken.next;
         taken.next += 1;
-        let connection = Connection { origin: peer.origin(), is_admitted: false, _keeps: keeps };
+        let connection =
+            OpenConnection { origin: peer.origin(), is_admitted: false, _keeps: keeps };
         taken.by_number.insert(number, connection);
-        let place = Place { peer, number, places: self.clone() };
+        let place = ConnectionSlot { peer, number, places: self.clone() };
         (place, lost)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, OpenConnections> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Taken {
+impl OpenConnections {
     /// Closes a waiting connection if there is no room for another.
     fn make_room(&mut self) {
         let waiting = || self.by_number.iter().filter(|(_, one)| !one.is_admitted);
@@ -143,9 +144,9 @@ impl Taken {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// The peer of the connection.
-    pub(super) const fn peer(&self) -> Peer {
+    pub(super) const fn peer(&self) -> ConnectionPeer {
         self.peer
     }
 
@@ -167,7 +168,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.places.lock().by_number.remove(&self.number);
     }
@@ -179,13 +180,13 @@ mod tests {
 
     use super::*;
 
-    fn at(address: &str) -> Peer {
-        Peer::Remote(address.parse().unwrap())
+    fn at(address: &str) -> ConnectionPeer {
+        ConnectionPeer::Remote(address.parse().unwrap())
     }
 
     #[test]
     fn too_many_of_one_address_end_their_own_oldest() {
-        let places = Places::default();
+        let places = ConnectionSlots::default();
         let (_other, mut lost) = places.enter(at("10.0.0.2:1"));
         let mut many: Vec<_> = (0..200).map(|_| places.enter(at("10.0.0.1:1"))).collect();
         assert_eq!(
@@ -201,9 +202,9 @@ mod tests {
 
     #[test]
     fn one_peer_has_half_of_the_places_and_gives_them_back() {
-        let places = Places::default();
-        let mut all: Vec<Place> = Vec::new();
-        let admitted = |peer: Peer| {
+        let places = ConnectionSlots::default();
+        let mut all: Vec<ConnectionSlot> = Vec::new();
+        let admitted = |peer: ConnectionPeer| {
             let (place, _) = places.enter(peer);
             (place.admit().is_ok(), place)
         };
@@ -219,10 +220,10 @@ mod tests {
 
     #[test]
     fn all_admitted_together_have_an_end_and_those_who_are_stay() {
-        let places = Places::default();
+        let places = ConnectionSlots::default();
         let mut all = Vec::new();
         for uid in 0..80 {
-            let (place, lost) = places.enter(Peer::Local { uid: Some(uid), pid: None });
+            let (place, lost) = places.enter(ConnectionPeer::Local { uid: Some(uid), pid: None });
             assert_eq!(place.admit().is_ok(), all.len() < MAX_ADMITTED);
             all.push((place, lost));
         }

@@ -20,12 +20,12 @@ use super::{
     asks::{self, MAX_ROWS, Question, Span},
     events::{self, Event},
     metrics,
-    places::Place,
+    places::ConnectionSlot,
     problem::Problem,
 };
 use crate::{
     explain, log,
-    shown::Shown,
+    shown::TickView,
     wire::{
         CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
         MissRatioCurve, PlanStatus, StatusPage, VmStatus,
@@ -89,13 +89,13 @@ pub(super) fn router(api: Api) -> Router {
 }
 
 impl Api {
-    fn shown(&self) -> Arc<Shown> {
+    fn shown(&self) -> Arc<TickView> {
         Arc::clone(&self.shown.borrow())
     }
 }
 
 /// The connection of a request.
-type Asker = Extension<Arc<Place>>;
+type Asker = Extension<Arc<ConnectionSlot>>;
 type Answer<T> = Result<Json<T>, Problem>;
 type Name = Result<Path<String>, PathRejection>;
 
@@ -104,7 +104,7 @@ fn name_in(path: Name) -> Result<String, Problem> {
 }
 
 /// A VM on this host, or an error that lists the known VMs.
-fn known_vm(shown: &Shown, path: Name) -> Result<VmName, Problem> {
+fn known_vm(shown: &TickView, path: Name) -> Result<VmName, Problem> {
     let name = name_in(path)?;
     let vms = &shown.published.view.vms;
     let vm = VmName::from(name.as_str());
@@ -184,7 +184,7 @@ async fn plan(State(api): State<Api>) -> Json<PlanStatus> {
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct CapacityParams {
     /// Probability that all overloads that come at once find room, 0.5 to 0.9999; 0.97 by default.
     certainty: Option<f64>,
     /// Share of its promised memory that each VM is given, 0.1 to 1; by default, as it is now.
@@ -193,7 +193,7 @@ struct Asked {
 
 /// How many VMs the host holds, and what it keeps free for their overloads.
 #[utoipa::path(
-    get, path = "/v1/capacity", params(Asked),
+    get, path = "/v1/capacity", params(CapacityParams),
     responses(
         (status = 200, body = CapacityStatus), (status = 400, body = Failure),
         (status = 404, body = Failure)
@@ -201,7 +201,7 @@ struct Asked {
 )]
 async fn capacity(
     State(api): State<Api>,
-    asked: Result<Query<Asked>, QueryRejection>,
+    asked: Result<Query<CapacityParams>, QueryRejection>,
 ) -> Answer<CapacityStatus> {
     let Query(asked) = asked.map_err(|error| Problem::BadParameter(error.body_text()))?;
     let certainty = within("certainty", asked.certainty.unwrap_or(0.97), 0.5..=0.9999)?;
@@ -254,7 +254,7 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct HistoryParams {
     /// Rows since this time, in milliseconds since the Unix epoch; all rows by default.
     since_wall_ms: Option<u64>,
     /// The newest rows, at most this many; 1000 without it.
@@ -263,7 +263,7 @@ struct Wanted {
 
 /// Readings and changes of a VM, oldest first.
 #[utoipa::path(
-    get, path = "/v1/history/{vm}", params(("vm" = String, Path), Wanted),
+    get, path = "/v1/history/{vm}", params(("vm" = String, Path), HistoryParams),
     responses(
         (status = 200, body = Vec<HistoryRow>), (status = 400, body = Failure),
         (status = 404, body = Failure)
@@ -272,7 +272,7 @@ struct Wanted {
 async fn history(
     State(api): State<Api>,
     path: Name,
-    span: Result<Query<Wanted>, QueryRejection>,
+    span: Result<Query<HistoryParams>, QueryRejection>,
 ) -> Answer<Vec<HistoryRow>> {
     let span = bounds(span)?;
     // A VM that has ended still has a history.
@@ -289,7 +289,7 @@ async fn history(
 
 /// Loans that a group gave and took, and why, oldest first.
 #[utoipa::path(
-    get, path = "/v1/loans/{group}", params(("group" = String, Path), Wanted),
+    get, path = "/v1/loans/{group}", params(("group" = String, Path), HistoryParams),
     responses(
         (status = 200, body = Vec<LoanRow>), (status = 400, body = Failure),
         (status = 404, body = Failure)
@@ -298,7 +298,7 @@ async fn history(
 async fn loans(
     State(api): State<Api>,
     path: Name,
-    span: Result<Query<Wanted>, QueryRejection>,
+    span: Result<Query<HistoryParams>, QueryRejection>,
 ) -> Answer<Vec<LoanRow>> {
     let span = bounds(span)?;
     let group = GroupName::from(name_in(path)?.as_str());
@@ -316,7 +316,7 @@ async fn loans(
 }
 
 /// The span, with defaults and limits.
-fn bounds(span: Result<Query<Wanted>, QueryRejection>) -> Result<Span, Problem> {
+fn bounds(span: Result<Query<HistoryParams>, QueryRejection>) -> Result<Span, Problem> {
     let Query(span) = span.map_err(|error| Problem::BadParameter(error.body_text()))?;
     let limit = span.limit.unwrap_or(1_000);
     if limit > MAX_ROWS {

@@ -4,8 +4,8 @@ use super::*;
 
 const YEAR: Duration = Duration::from_secs(365 * DAY_S);
 
-fn order(name: &str) -> Order<'_> {
-    Order { name, addresses: &[], valid: YEAR, renews: false }
+fn order(name: &str) -> CertificateRequest<'_> {
+    CertificateRequest { name, addresses: &[], valid: YEAR, renews: false }
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn an_authority_ends_and_nothing_that_it_signs_outlives_it() {
     let own = read(&dir.path().join(AUTHORITY_CERTIFICATE)).unwrap();
     let years = own.left_s / (365 * 86_400);
     assert!((9..=10).contains(&years), "it is valid for {years} years more");
-    let long = Order { valid: AUTHORITY_VALID + 2 * BEFORE, ..order("a") };
+    let long = CertificateRequest { valid: AUTHORITY_VALID + 2 * BEFORE, ..order("a") };
     let why = host(dir.path(), long).unwrap_err().to_string();
     assert!(why.starts_with("3652 days are too many: the authority ends on 2"), "{why}");
 }
@@ -25,7 +25,8 @@ fn each_certificate_has_one_purpose_and_says_it() {
     let dir = tempfile::tempdir().unwrap();
     init(dir.path()).unwrap();
     let own =
-        host(dir.path(), Order { addresses: &["10.0.0.1".to_owned()], ..order("a") }).unwrap();
+        host(dir.path(), CertificateRequest { addresses: &["10.0.0.1".to_owned()], ..order("a") })
+            .unwrap();
     let all = [
         ("client-cert.pem", Purpose::Host, "a"),
         ("etcd/server-cert.pem", Purpose::Etcd, "etcd.pool"),
@@ -52,7 +53,7 @@ fn certificates_are_replaced_only_when_that_is_asked_for() {
     let before = first();
     assert!(matches!(host(dir.path(), order("a")), Err(PkiError::File { .. })));
     assert_eq!(first(), before);
-    host(dir.path(), Order { renews: true, ..order("a") }).unwrap();
+    host(dir.path(), CertificateRequest { renews: true, ..order("a") }).unwrap();
     assert_ne!(first(), before);
 }
 

@@ -32,7 +32,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::helper::{Helper, outlive_signals};
-use crate::lines::{Lines, Numbered, line, nonsense};
+use crate::lines::{JsonLines, Numbered, line, nonsense};
 use crate::log;
 
 /// Maximum length of an answer, in bytes: all records of one host, written as numbers.
@@ -48,7 +48,7 @@ const GOOD_RUN: Duration = Duration::from_secs(3);
 
 /// A question to the store: one of its methods.
 #[derive(Debug, Serialize, Deserialize)]
-enum Question {
+enum StoreRequest {
     Read { prefix: String },
     Changed { prefix: String, since: i64 },
     Sit { key: String, who: String },
@@ -59,7 +59,7 @@ enum Question {
 
 /// The answer to a question.
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+enum StoreAnswer {
     Read(Snapshot),
     Sat(Option<WriterLease>),
     Done,
@@ -67,8 +67,8 @@ enum Answer {
 
 /// The first line: whether the store could be opened, or why not.
 type Begun = Result<(), String>;
-type Outcome = Result<Answer, StoreError>;
-type Ask = (Question, oneshot::Sender<Outcome>);
+type Outcome = Result<StoreAnswer, StoreError>;
+type Ask = (StoreRequest, oneshot::Sender<Outcome>);
 
 /// A store that a process of its own accesses.
 pub(crate) struct Apart(mpsc::Sender<Ask>);
@@ -81,7 +81,7 @@ impl Apart {
         Self(asks)
     }
 
-    async fn ask(&self, question: Question) -> Outcome {
+    async fn ask(&self, question: StoreRequest) -> Outcome {
         let gone = || StoreError::Unreachable("the daemon ends".to_owned());
         let (reply, outcome) = oneshot::channel();
         let asked = async {
@@ -92,30 +92,30 @@ impl Apart {
         timeout(STUCK, asked).await.map_err(late)?
     }
 
-    async fn done(&self, question: Question) -> Result<(), StoreError> {
+    async fn done(&self, question: StoreRequest) -> Result<(), StoreError> {
         match self.ask(question).await? {
-            Answer::Done => Ok(()),
+            StoreAnswer::Done => Ok(()),
             other => Err(odd(&other)),
         }
     }
 }
 
-fn odd(answer: &Answer) -> StoreError {
+fn odd(answer: &StoreAnswer) -> StoreError {
     StoreError::Refused(format!("another question was answered: {answer:?}"))
 }
 
 impl Store for Apart {
     fn read<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
-            match self.ask(Question::Read { prefix: prefix.to_owned() }).await? {
-                Answer::Read(snapshot) => Ok(snapshot),
+            match self.ask(StoreRequest::Read { prefix: prefix.to_owned() }).await? {
+                StoreAnswer::Read(snapshot) => Ok(snapshot),
                 other => Err(odd(&other)),
             }
         })
     }
 
     fn changed<'a>(&'a self, prefix: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(self.done(Question::Changed { prefix: prefix.to_owned(), since }))
+        Box::pin(self.done(StoreRequest::Changed { prefix: prefix.to_owned(), since }))
     }
 
     fn sit<'a>(
@@ -125,19 +125,19 @@ impl Store for Apart {
     ) -> BoxFuture<'a, Result<Option<WriterLease>, StoreError>> {
         Box::pin(async move {
             let (key, who) = (key.to_owned(), who.to_owned());
-            match self.ask(Question::Sit { key, who }).await? {
-                Answer::Sat(seat) => Ok(seat),
+            match self.ask(StoreRequest::Sit { key, who }).await? {
+                StoreAnswer::Sat(seat) => Ok(seat),
                 other => Err(odd(&other)),
             }
         })
     }
 
     fn stay<'a>(&'a self, seat: &'a WriterLease) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(self.done(Question::Stay { seat: seat.clone() }))
+        Box::pin(self.done(StoreRequest::Stay { seat: seat.clone() }))
     }
 
     fn rise(&self, seat: WriterLease) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(self.done(Question::Rise { seat }))
+        Box::pin(self.done(StoreRequest::Rise { seat }))
     }
 
     fn write<'a>(
@@ -146,7 +146,7 @@ impl Store for Apart {
         still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(self.done(Question::Write { seat: seat.clone(), still, changes }))
+        Box::pin(self.done(StoreRequest::Write { seat: seat.clone(), still, changes }))
     }
 }
 
@@ -171,7 +171,7 @@ async fn keep(pool: PoolSpec, mut asked: mpsc::Receiver<Ask>) {
 async fn serve(pool: &PoolSpec, asked: &mut mpsc::Receiver<Ask>) -> io::Result<()> {
     let (helper, mut down, up) = Helper::start(Helper::program().arg("store"))?;
     let mut open = BTreeMap::new();
-    let outcome = pass(pool, asked, &mut open, &mut down, Lines::new(up, MOST_ANSWER)).await;
+    let outcome = pass(pool, asked, &mut open, &mut down, JsonLines::new(up, MOST_ANSWER)).await;
     let status = helper.end().await;
     let outcome = outcome.map_err(|error| io::Error::other(format!("{error}{status}")));
     if let Err(error) = &outcome {
@@ -192,7 +192,7 @@ async fn pass(
     asked: &mut mpsc::Receiver<Ask>,
     open: &mut Open,
     down: &mut pipe::Sender,
-    mut up: Lines<BufReader<pipe::Receiver>>,
+    mut up: JsonLines<BufReader<pipe::Receiver>>,
 ) -> io::Result<()> {
     down.write_all(&line(pool)?).await?;
     let begun = timeout(STUCK, up.next::<Begun>()).await.map_err(|_| is_stuck())??;
@@ -246,7 +246,7 @@ pub(crate) fn run() -> io::Result<()> {
     let outcome = runtime.block_on(async {
         let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);
         // The length of the daemon's lines is trusted.
-        let mut down = Lines::new(down, usize::MAX - 1);
+        let mut down = JsonLines::new(down, usize::MAX - 1);
         let mut up = pipe::Sender::from_owned_fd(up)?;
         let Some(pool) = down.next::<PoolSpec>().await? else { return Ok(()) };
         let store = super::store(&pool).await;
@@ -269,13 +269,13 @@ pub(crate) fn run() -> io::Result<()> {
 
 async fn answer_all(
     store: &Arc<dyn Store>,
-    mut down: Lines<BufReader<pipe::Receiver>>,
+    mut down: JsonLines<BufReader<pipe::Receiver>>,
     mut up: pipe::Sender,
 ) -> io::Result<()> {
     let (done, mut answered) = mpsc::channel(WAITING);
     loop {
         tokio::select! {
-            asked = down.next::<Numbered<Question>>() => {
+            asked = down.next::<Numbered<StoreRequest>>() => {
                 let Some(Numbered { id, what }) = asked? else { return Ok(()) };
                 let (store, done) = (Arc::clone(store), done.clone());
                 tokio::spawn(async move {
@@ -289,15 +289,15 @@ async fn answer_all(
     }
 }
 
-async fn answer(store: &dyn Store, question: Question) -> Outcome {
-    let done = |()| Answer::Done;
+async fn answer(store: &dyn Store, question: StoreRequest) -> Outcome {
+    let done = |()| StoreAnswer::Done;
     match question {
-        Question::Read { prefix } => store.read(&prefix).await.map(Answer::Read),
-        Question::Changed { prefix, since } => store.changed(&prefix, since).await.map(done),
-        Question::Sit { key, who } => store.sit(&key, &who).await.map(Answer::Sat),
-        Question::Stay { seat } => store.stay(&seat).await.map(done),
-        Question::Rise { seat } => store.rise(seat).await.map(done),
-        Question::Write { seat, still, changes } => {
+        StoreRequest::Read { prefix } => store.read(&prefix).await.map(StoreAnswer::Read),
+        StoreRequest::Changed { prefix, since } => store.changed(&prefix, since).await.map(done),
+        StoreRequest::Sit { key, who } => store.sit(&key, &who).await.map(StoreAnswer::Sat),
+        StoreRequest::Stay { seat } => store.stay(&seat).await.map(done),
+        StoreRequest::Rise { seat } => store.rise(seat).await.map(done),
+        StoreRequest::Write { seat, still, changes } => {
             store.write(&seat, still, changes).await.map(done)
         }
     }

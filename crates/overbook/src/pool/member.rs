@@ -25,7 +25,7 @@ use super::launch::Launch;
 use super::{manager, report};
 use crate::drivers::hands::Hands;
 use crate::drivers::migration::{Limits, Secured, Turn, source_turn_without, target_turn_without};
-use crate::drivers::move_turn::{Known, Terms};
+use crate::drivers::move_turn::{IntentSnapshot, Terms};
 use crate::moves::Teller;
 use crate::pki::Purpose;
 use crate::published::{Latest, MemberState, Published};
@@ -276,7 +276,7 @@ impl Member {
         if is_over {
             return Ok(false);
         }
-        let known = Known {
+        let known = IntentSnapshot {
             source: source.map(|written| written.step.clone()),
             target: target.map(|written| written.step.clone()),
             life: None,
@@ -348,11 +348,11 @@ impl Member {
         &self,
         vm: &VmName,
         intent: &Intent,
-        known: Known,
+        known: IntentSnapshot,
         written: Option<&Written<SourceStep>>,
     ) -> (Turn<SourceStep>, u64) {
         let life = written.map_or(0, |written| written.incarnation);
-        let known = Known { life: Some(life).filter(|life| *life != 0), ..known };
+        let known = IntentSnapshot { life: Some(life).filter(|life| *life != 0), ..known };
         let is_found = self.hands.life(vm).is_some();
         let qemu = match life {
             0 if is_found => None,
@@ -382,12 +382,12 @@ impl Member {
         &mut self,
         vm: &VmName,
         intent: &Intent,
-        known: Known,
+        known: IntentSnapshot,
         written: Option<&Written<TargetStep>>,
     ) -> (Turn<TargetStep>, u64) {
         let generation = intent.generation;
         let life = written.map_or(0, |written| written.incarnation);
-        let known = Known { life: Some(life).filter(|life| *life != 0), ..known };
+        let known = IntentSnapshot { life: Some(life).filter(|life| *life != 0), ..known };
         let has_ended = match life {
             0 => self.launch_failed(vm, generation).await,
             life => self.hands.has_ended(life).then(|| "its QEMU has ended".to_owned()),
@@ -483,7 +483,8 @@ impl Member {
                 let why = "its intent is gone".to_owned();
                 let step_seen = Some(TargetStep::Refused { why });
                 let life = Some(step.incarnation);
-                let known = Known { life, target: step_seen.clone(), ..Known::default() };
+                let known =
+                    IntentSnapshot { life, target: step_seen.clone(), ..IntentSnapshot::default() };
                 let Some(refused) = step_seen else { continue };
                 let next = Written { step: refused, ..step.clone() };
                 self.store.write(seat, Vec::new(), vec![Change::put(key, &next)]).await?;

@@ -192,7 +192,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         pki::init(dir.path()).unwrap();
         let year = Duration::from_secs(365 * 24 * 3600);
-        let order = pki::Order { name: "a", addresses: &[], valid: year, renews: false };
+        let order =
+            pki::CertificateRequest { name: "a", addresses: &[], valid: year, renews: false };
         let own = pki::host(dir.path(), order).unwrap();
         let path = own.join("client-cert.pem");
         let [mine, other] = ["a", "c"].map(|host| certificate(&path, Some((Purpose::Host, host))));

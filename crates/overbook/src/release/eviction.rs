@@ -12,7 +12,7 @@ use std::{io, path::Path, time::Duration};
 use sys::process::{Identity, Signal, children_of};
 
 use crate::{
-    lock::{Held, Holder},
+    lock::{Holder, LockHolder},
     pause_file::PauseFile,
 };
 
@@ -56,11 +56,15 @@ pub enum EvictionError {
 ///
 /// # Errors
 /// The daemon cannot be ended.
-pub fn evict(state: &Path, holder: Held) -> Result<String, EvictionError> {
+pub fn evict(state: &Path, holder: LockHolder) -> Result<String, EvictionError> {
     evict_within(PATIENCE, state, holder)
 }
 
-fn evict_within(patience: Duration, state: &Path, holder: Held) -> Result<String, EvictionError> {
+fn evict_within(
+    patience: Duration,
+    state: &Path,
+    holder: LockHolder,
+) -> Result<String, EvictionError> {
     let pid = holder.pid.ok_or_else(|| EvictionError::Unseen(state.display().to_string()))?;
     let refused = |error| EvictionError::Refused { pid, error };
     let ended = Ok(format!("the daemon (pid {pid}) did not answer, and has ended"));
@@ -118,7 +122,7 @@ mod tests {
     use crate::lock::{LockError, StateLock};
 
     /// Holds the lock of `state`, and runs `at_term` on SIGTERM.
-    fn holder(state: &Path, at_term: &str) -> (Child, Held) {
+    fn holder(state: &Path, at_term: &str) -> (Child, LockHolder) {
         let trap = format!("trap '{at_term}' TERM");
         // The `sleep` processes do not inherit the lock's descriptor.
         let wait = "while :; do sleep 0.1 9<&-; done";
@@ -135,7 +139,7 @@ mod tests {
         assert_eq!(line, "ready\n");
         let error = StateLock::acquire(state, Holder::Release).unwrap_err();
         let LockError::Held { holder, .. } = error else { panic!("{error}") };
-        assert_eq!(holder, Held { by: Some(Holder::Daemon), pid: Some(child.id()) });
+        assert_eq!(holder, LockHolder { by: Some(Holder::Daemon), pid: Some(child.id()) });
         (child, holder)
     }
 
@@ -173,7 +177,7 @@ mod tests {
     fn who_has_the_number_and_not_the_lock_is_left_alone() {
         let state = state();
         let mut other = Command::new("sleep").arg("60").spawn().unwrap();
-        let held = Held { by: Some(Holder::Daemon), pid: Some(other.id()) };
+        let held = LockHolder { by: Some(Holder::Daemon), pid: Some(other.id()) };
         let said = evict_within(LONG, state.path(), held).unwrap();
         assert!(said.ends_with("has ended"), "{said}");
         assert!(Identity::of(other.id()).unwrap().is_alive());

@@ -1,4 +1,4 @@
-//! Paints a [`State`]: a pure function onto a buffer of any size.
+//! Paints a [`ScreenState`]: a pure function onto a buffer of any size.
 
 use model::{Bytes, Millis};
 use ratatui::{
@@ -9,14 +9,14 @@ use ratatui::{
     widgets::{Block, Paragraph, Row, Table, TableState, Wrap},
 };
 
-use super::{state::State, watch::Page};
+use super::{state::ScreenState, watch::Page};
 use crate::wire::{GroupStatus, HostStatus, VmStatus};
 
 /// Width of a ledger's bar.
 const BAR: usize = 24;
 
 /// Paints everything.
-pub(super) fn draw(frame: &mut Frame<'_>, state: &State) {
+pub(super) fn draw(frame: &mut Frame<'_>, state: &ScreenState) {
     let Some(page) = &state.page else {
         frame.render_widget("waiting for the daemon …", frame.area());
         return;
@@ -139,7 +139,7 @@ fn row(vm: &VmStatus) -> Row<'_> {
 }
 
 /// The selected VM's explanation, else the newest changes of all VMs.
-fn below<'a>(page: &'a Page, state: &State) -> Paragraph<'a> {
+fn below<'a>(page: &'a Page, state: &ScreenState) -> Paragraph<'a> {
     let explained = page.explanation.as_ref().filter(|e| state.selected.as_ref() == Some(&e.vm));
     if let Some(explanation) = explained {
         let block = Block::bordered().title(format!(" {} ", explanation.vm));
@@ -157,7 +157,7 @@ fn below<'a>(page: &'a Page, state: &State) -> Paragraph<'a> {
     Paragraph::new(lines).wrap(Wrap { trim: false }).block(block)
 }
 
-fn status_line(state: &State) -> Line<'_> {
+fn status_line(state: &ScreenState) -> Line<'_> {
     if let Some(request) = state.asking {
         return Line::from(request.question()).black().on_yellow();
     }

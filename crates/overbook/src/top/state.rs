@@ -4,17 +4,17 @@ use std::cmp::Reverse;
 
 use ratatui::crossterm::event::{KeyCode, KeyModifiers};
 
-use super::watch::{News, Page};
+use super::watch::{Page, PollerEvent};
 
 /// Everything that the screen depends on.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct ScreenState {
     /// The latest page; the VMs that swap most come first.
     pub(super) page: Option<Box<Page>>,
     /// The selected VM by name, because rows move.
     pub(super) selected: Option<String>,
     /// The request that waits for confirmation.
-    pub(super) asking: Option<Request>,
+    pub(super) asking: Option<PauseRequest>,
     /// The daemon's answer to the last request.
     pub(super) said: Option<String>,
     /// Why the figures are old.
@@ -23,7 +23,7 @@ pub(super) struct State {
 
 /// A request that changes something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum PauseRequest {
     /// Stop all changes.
     Pause,
     /// End the pause.
@@ -32,7 +32,7 @@ pub(super) enum Request {
 
 /// The action of a key outside of the state.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum KeyAction {
     /// No action.
     Stay,
     /// End the view.
@@ -43,11 +43,11 @@ pub(super) enum Step {
     Select(Option<String>),
 }
 
-impl State {
+impl ScreenState {
     /// Applies news from the daemon.
-    pub(super) fn learn(&mut self, news: News) {
+    pub(super) fn learn(&mut self, news: PollerEvent) {
         match news {
-            News::Page(mut page) => {
+            PollerEvent::Page(mut page) => {
                 let swaps = |vm: &crate::wire::VmStatus| vm.swap_bytes_per_second.unwrap_or(0);
                 page.vms.sort_by(|a, b| {
                     (Reverse(swaps(a)), &a.name).cmp(&(Reverse(swaps(b)), &b.name))
@@ -55,32 +55,32 @@ impl State {
                 self.page = Some(page);
                 self.lost = None;
             }
-            News::Said(words) => self.said = Some(words),
-            News::Lost(why) => self.lost = Some(why),
+            PollerEvent::Said(words) => self.said = Some(words),
+            PollerEvent::Lost(why) => self.lost = Some(why),
         }
     }
 
     /// Applies a key.
-    pub(super) fn press(&mut self, key: KeyCode, modifiers: KeyModifiers) -> Step {
+    pub(super) fn press(&mut self, key: KeyCode, modifiers: KeyModifiers) -> KeyAction {
         if key == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL) {
-            return Step::Quit;
+            return KeyAction::Quit;
         }
         if let Some(request) = self.asking.take() {
             return match key {
-                KeyCode::Char('y' | 'Y') => Step::Send(request.path()),
-                _ => Step::Stay,
+                KeyCode::Char('y' | 'Y') => KeyAction::Send(request.path()),
+                _ => KeyAction::Stay,
             };
         }
         match key {
-            KeyCode::Char('q') => return Step::Quit,
-            KeyCode::Esc if self.selected.is_none() => return Step::Quit,
+            KeyCode::Char('q') => return KeyAction::Quit,
+            KeyCode::Esc if self.selected.is_none() => return KeyAction::Quit,
             KeyCode::Esc => return self.select(None),
             KeyCode::Char('p') => self.asking = self.request(),
             KeyCode::Down | KeyCode::Char('j') => return self.step(1),
             KeyCode::Up | KeyCode::Char('k') => return self.step(-1),
             _ => {}
         }
-        Step::Stay
+        KeyAction::Stay
     }
 
     /// The current row of the selected VM.
@@ -89,27 +89,27 @@ impl State {
         self.page.as_ref()?.vms.iter().position(|vm| vm.name == *selected)
     }
 
-    fn request(&self) -> Option<Request> {
+    fn request(&self) -> Option<PauseRequest> {
         let paused = self.page.as_ref()?.host.paused;
-        Some(if paused { Request::Resume } else { Request::Pause })
+        Some(if paused { PauseRequest::Resume } else { PauseRequest::Pause })
     }
 
-    fn step(&mut self, by: isize) -> Step {
+    fn step(&mut self, by: isize) -> KeyAction {
         let Some(last) = self.page.as_ref().and_then(|page| page.vms.len().checked_sub(1)) else {
-            return Step::Stay;
+            return KeyAction::Stay;
         };
         let row = self.row().map_or(0, |row| row.saturating_add_signed(by).min(last));
         let name = self.page.as_ref().map(|page| page.vms[row].name.clone());
         self.select(name)
     }
 
-    fn select(&mut self, name: Option<String>) -> Step {
+    fn select(&mut self, name: Option<String>) -> KeyAction {
         self.selected.clone_from(&name);
-        Step::Select(name)
+        KeyAction::Select(name)
     }
 }
 
-impl Request {
+impl PauseRequest {
     const fn path(self) -> &'static str {
         match self {
             Self::Pause => "/v1/pause",
@@ -133,24 +133,24 @@ mod tests {
     use super::*;
     use crate::top::draw::tests::page;
 
-    fn press(state: &mut State, key: KeyCode) -> Step {
+    fn press(state: &mut ScreenState, key: KeyCode) -> KeyAction {
         state.press(key, KeyModifiers::NONE)
     }
 
-    fn ready() -> State {
-        let mut state = State::default();
-        state.learn(News::Page(Box::new(page())));
+    fn ready() -> ScreenState {
+        let mut state = ScreenState::default();
+        state.learn(PollerEvent::Page(Box::new(page())));
         state
     }
 
     #[test]
     fn a_pause_is_sent_only_after_a_yes() {
         let mut state = ready();
-        assert_eq!(press(&mut state, KeyCode::Char('p')), Step::Stay);
-        assert_eq!(press(&mut state, KeyCode::Char('q')), Step::Stay, "any other key says no");
+        assert_eq!(press(&mut state, KeyCode::Char('p')), KeyAction::Stay);
+        assert_eq!(press(&mut state, KeyCode::Char('q')), KeyAction::Stay, "any other key says no");
         press(&mut state, KeyCode::Char('p'));
-        assert_eq!(press(&mut state, KeyCode::Char('y')), Step::Send("/v1/pause"));
-        assert_eq!(press(&mut state, KeyCode::Char('y')), Step::Stay, "asked once, sent once");
+        assert_eq!(press(&mut state, KeyCode::Char('y')), KeyAction::Send("/v1/pause"));
+        assert_eq!(press(&mut state, KeyCode::Char('y')), KeyAction::Stay, "asked once, sent once");
     }
 
     #[test]
@@ -158,17 +158,17 @@ mod tests {
         let mut state = ready();
         state.page.as_mut().unwrap().host.paused = true;
         press(&mut state, KeyCode::Char('p'));
-        assert_eq!(press(&mut state, KeyCode::Char('y')), Step::Send("/v1/resume"));
+        assert_eq!(press(&mut state, KeyCode::Char('y')), KeyAction::Send("/v1/resume"));
     }
 
     #[test]
     fn the_selection_stays_with_its_vm_when_rows_move() {
         let mut state = ready();
         assert_eq!(state.page.as_ref().unwrap().vms[0].name, "web-1", "it swaps most");
-        assert_eq!(press(&mut state, KeyCode::Down), Step::Select(Some("web-1".to_owned())));
+        assert_eq!(press(&mut state, KeyCode::Down), KeyAction::Select(Some("web-1".to_owned())));
         let mut moved = page();
         moved.vms.iter_mut().for_each(|vm| vm.swap_bytes_per_second = None);
-        state.learn(News::Page(Box::new(moved)));
+        state.learn(PollerEvent::Page(Box::new(moved)));
         assert_eq!(state.row(), Some(1), "sorted by name now: db-1, web-1, web-2");
     }
 
@@ -189,6 +189,6 @@ mod tests {
     fn control_c_ends_it_even_while_a_question_is_open() {
         let mut state = ready();
         press(&mut state, KeyCode::Char('p'));
-        assert_eq!(state.press(KeyCode::Char('c'), KeyModifiers::CONTROL), Step::Quit);
+        assert_eq!(state.press(KeyCode::Char('c'), KeyModifiers::CONTROL), KeyAction::Quit);
     }
 }

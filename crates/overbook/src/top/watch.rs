@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    client::{Client, ClientError, path_of},
+    client::{ApiClient, ClientError, path_of},
     wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus},
 };
 
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A message from the asking thread.
 #[derive(Clone, Debug)]
-pub(super) enum News {
+pub(super) enum PollerEvent {
     /// A new page of figures.
     Page(Box<Page>),
     /// A request was carried out or refused.
@@ -37,55 +37,55 @@ pub(super) struct Page {
 }
 
 /// A command to the thread.
-enum Wish {
+enum PollerCommand {
     Select(Option<String>),
     Send(&'static str),
 }
 
 /// The view's handle of the thread. Dropping it ends the thread.
-pub(super) struct Watch {
-    news: Receiver<News>,
-    wishes: Sender<Wish>,
+pub(super) struct StatusPoller {
+    news: Receiver<PollerEvent>,
+    wishes: Sender<PollerCommand>,
 }
 
-impl Watch {
+impl StatusPoller {
     /// Asks once, then starts the thread.
     pub(super) fn start(socket: &Path) -> Result<Self, ClientError> {
-        let client = Client::new(socket)?;
+        let client = ApiClient::new(socket)?;
         let page = ask(&client, None)?;
         let (tell, news) = mpsc::channel();
         let (wishes, wished) = mpsc::channel();
         // This function still holds the receiver, so the send cannot fail.
-        let _ = tell.send(News::Page(Box::new(page)));
+        let _ = tell.send(PollerEvent::Page(Box::new(page)));
         thread::spawn(move || attend(&client, &tell, &wished));
         Ok(Self { news, wishes })
     }
 
     /// Messages since the last call.
-    pub(super) fn news(&self) -> impl Iterator<Item = News> + '_ {
+    pub(super) fn news(&self) -> impl Iterator<Item = PollerEvent> + '_ {
         self.news.try_iter()
     }
 
     /// Explains this VM from now on.
     pub(super) fn select(&self, vm: Option<String>) {
         // The thread ends only with this handle.
-        let _ = self.wishes.send(Wish::Select(vm));
+        let _ = self.wishes.send(PollerCommand::Select(vm));
     }
 
     /// Posts a request.
     pub(super) fn send(&self, path: &'static str) {
-        let _ = self.wishes.send(Wish::Send(path));
+        let _ = self.wishes.send(PollerCommand::Send(path));
     }
 }
 
-fn attend(client: &Client, tell: &Sender<News>, wished: &Receiver<Wish>) {
+fn attend(client: &ApiClient, tell: &Sender<PollerEvent>, wished: &Receiver<PollerCommand>) {
     let mut selected = None;
     loop {
         match wished.recv_timeout(PAUSE) {
-            Ok(Wish::Select(vm)) => selected = vm,
-            Ok(Wish::Send(path)) => {
+            Ok(PollerCommand::Select(vm)) => selected = vm,
+            Ok(PollerCommand::Send(path)) => {
                 let said = client.post(path).map_or_else(|e| e.to_string(), |done| done.message);
-                if tell.send(News::Said(said)).is_err() {
+                if tell.send(PollerEvent::Said(said)).is_err() {
                     return;
                 }
             }
@@ -93,8 +93,8 @@ fn attend(client: &Client, tell: &Sender<News>, wished: &Receiver<Wish>) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let news = match ask(client, selected.as_deref()) {
-            Ok(page) => News::Page(Box::new(page)),
-            Err(error) => News::Lost(error.to_string()),
+            Ok(page) => PollerEvent::Page(Box::new(page)),
+            Err(error) => PollerEvent::Lost(error.to_string()),
         };
         if tell.send(news).is_err() {
             return;
@@ -102,7 +102,7 @@ fn attend(client: &Client, tell: &Sender<News>, wished: &Receiver<Wish>) {
     }
 }
 
-fn ask(client: &Client, selected: Option<&str>) -> Result<Page, ClientError> {
+fn ask(client: &ApiClient, selected: Option<&str>) -> Result<Page, ClientError> {
     // The selected VM may have just gone; the rest of the page is still shown.
     let explain = |vm| client.get(&path_of("explain", vm)).ok();
     let StatusPage { host, groups, vms } = client.get("/v1/status")?;

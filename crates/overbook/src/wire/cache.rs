@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// A group's second-level cache. Totals count since the start of the process that serves its disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -40,7 +40,7 @@ pub struct CacheSize {
 impl CacheStatus {
     /// The group's cache as of the last tick. `None`: its disks have no cache, or their process
     /// does not answer.
-    pub(super) fn of(shown: &Shown, name: &GroupName) -> Option<Self> {
+    pub(super) fn of(shown: &TickView, name: &GroupName) -> Option<Self> {
         let reading = shown.published.view.caches.get(name)?;
         let quota = shown.published.plan.caches.get(name);
         let CacheReading { capacity, held, hits, misses, curve } = &reading.value;

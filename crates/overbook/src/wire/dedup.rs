@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// A VM's part in its group's shared pages. Totals count since the group's worker began with this
 /// VM.
@@ -29,7 +29,7 @@ pub struct DedupStatus {
 
 impl DedupStatus {
     /// The reading as an API object.
-    pub(super) fn of(shown: &Shown, reading: &Reading<Dedup>) -> Self {
+    pub(super) fn of(shown: &TickView, reading: &Reading<Dedup>) -> Self {
         let dedup = reading.value;
         Self {
             shared_bytes: dedup.shared.0,
@@ -94,7 +94,7 @@ impl GroupKsm {
 
 impl GroupDedup {
     /// The group as of the last tick.
-    pub(super) fn of(shown: &Shown, name: &GroupName) -> Self {
+    pub(super) fn of(shown: &TickView, name: &GroupName) -> Self {
         let (view, plan) = (&shown.published.view, &shown.published.plan);
         let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
         let dedup = members.filter_map(|(vm, _)| view.vms.get(vm)?.dedup);

@@ -4,7 +4,7 @@ use model::{DiskReading, Reading};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// A disk that a VM uses by NBD. Totals count since the start of the process that serves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -57,7 +57,7 @@ pub struct RepositoriesStatus {
 
 impl DiskStatus {
     /// The reading as an API object.
-    pub(super) fn of(shown: &Shown, reading: &Reading<DiskReading>) -> Self {
+    pub(super) fn of(shown: &TickView, reading: &Reading<DiskReading>) -> Self {
         let disk = &reading.value;
         Self {
             made_of: disk.made_of.clone(),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// Memory that a VM has freed. Totals count since the group's worker began with this VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -35,7 +35,7 @@ pub struct FreePagesStatus {
 
 impl FreePagesStatus {
     /// The reading as an API object.
-    pub(super) fn of(shown: &Shown, name: &VmName, reading: &Reading<FreePages>) -> Self {
+    pub(super) fn of(shown: &TickView, name: &VmName, reading: &Reading<FreePages>) -> Self {
         let free = reading.value;
         let take = shown.published.plan.takes.get(name);
         Self {
@@ -71,7 +71,7 @@ pub struct GroupFreePages {
 
 impl GroupFreePages {
     /// The group as of the last tick.
-    pub(super) fn of(shown: &Shown, name: &GroupName) -> Self {
+    pub(super) fn of(shown: &TickView, name: &GroupName) -> Self {
         let (view, plan) = (&shown.published.view, &shown.published.plan);
         let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
         let free: Vec<FreePages> =

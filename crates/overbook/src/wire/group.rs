@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{CacheStatus, GroupDedup, GroupFreePages, LoanStatus, Words, WorkerStatus};
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// A group and its ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -59,16 +59,16 @@ pub struct GroupStatus {
 
 impl GroupStatus {
     /// Every configured group, including groups without VMs.
-    pub fn all(shown: &Shown) -> Vec<Self> {
+    pub fn all(shown: &TickView) -> Vec<Self> {
         shown.published.spec.groups.keys().map(|name| Self::build(shown, name)).collect()
     }
 
     /// The group with this name. `None`: not configured.
-    pub fn of(shown: &Shown, name: &GroupName) -> Option<Self> {
+    pub fn of(shown: &TickView, name: &GroupName) -> Option<Self> {
         shown.published.spec.groups.contains_key(name).then(|| Self::build(shown, name))
     }
 
-    fn build(shown: &Shown, name: &GroupName) -> Self {
+    fn build(shown: &TickView, name: &GroupName) -> Self {
         let plan = &shown.published.plan;
         let ledger = plan.groups.get(name).copied().unwrap_or_default();
         let spec = shown.published.spec.groups.get(name);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Words, raw};
-use crate::{published::Published, shown::Shown};
+use crate::{published::Published, shown::TickView};
 
 /// The host and the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -77,7 +77,7 @@ pub struct HostStatus {
 
 impl HostStatus {
     /// The host as of the last tick.
-    pub fn of(shown: &Shown) -> Self {
+    pub fn of(shown: &TickView) -> Self {
         let Published { view, plan, .. } = shown.published.as_ref();
         let host = view.host.map(|reading| reading.value);
         let ksm = view.ksm.as_ref().map(|reading| &reading.value);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// Whether a VM is overloaded, and how often it has been.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -35,7 +35,7 @@ pub struct OverloadStatus {
 
 impl OverloadStatus {
     /// The overload of this VM as an API object.
-    pub(super) fn of(shown: &Shown, vm: &VmName) -> Option<Self> {
+    pub(super) fn of(shown: &TickView, vm: &VmName) -> Option<Self> {
         let tick = &shown.published;
         let Overload { severity, pages_per_s, reason } = tick.plan.overloads.get(vm)?;
         let nothing = Profile::default();

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{GroupStatus, HostStatus, VmStatus};
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// The host, its groups and its VMs, all of the same tick.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -19,7 +19,7 @@ pub struct StatusPage {
 
 impl StatusPage {
     /// The page of the last tick.
-    pub(crate) fn of(shown: &Shown) -> Self {
+    pub(crate) fn of(shown: &TickView) -> Self {
         let (groups, vms) = (GroupStatus::all(shown), VmStatus::all(shown));
         Self { host: HostStatus::of(shown), groups, vms }
     }

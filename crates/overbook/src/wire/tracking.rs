@@ -4,7 +4,7 @@ use model::{Reading, Tracking, VmName, WorkerReading, tracking, view::Mechanism}
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::shown::Shown;
+use crate::shown::TickView;
 
 /// Why a VM that can be tracked has no curve.
 const NOT_YET: &str = "it has not been measured for long enough yet";
@@ -34,7 +34,7 @@ pub struct TrackingStatus {
 
 impl TrackingStatus {
     /// The reading as an API object.
-    pub(super) fn of(shown: &Shown, reading: &Reading<Tracking>) -> Self {
+    pub(super) fn of(shown: &TickView, reading: &Reading<Tracking>) -> Self {
         let tracking = &reading.value;
         Self {
             working_set_bytes: tracking.working_set.map(|bytes| bytes.0),
@@ -84,7 +84,7 @@ impl MissRatioCurve {
     ///
     /// # Errors
     /// The reason why there is no curve.
-    pub fn of(shown: &Shown, vm: &VmName) -> Result<Self, String> {
+    pub fn of(shown: &TickView, vm: &VmName) -> Result<Self, String> {
         let view = shown.published.view.vms.get(vm);
         let reading = view.and_then(|view| view.tracking.as_ref());
         let reading = reading.filter(|reading| !reading.value.curve.is_empty());

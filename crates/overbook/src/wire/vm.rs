@@ -14,7 +14,7 @@ use super::{
     ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, LastChange, MemoryLimitStatus,
     OverloadStatus, TrackingStatus, Words, host::is_uncooperative, raw,
 };
-use crate::shown::{self, Shown};
+use crate::shown::{self, TickView};
 
 /// Readings of a VM and the decision about it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -119,13 +119,13 @@ impl VmChange {
 
 impl VmStatus {
     /// Every VM that was found.
-    pub fn all(shown: &Shown) -> Vec<Self> {
+    pub fn all(shown: &TickView) -> Vec<Self> {
         let vms = &shown.published.view.vms;
         vms.iter().map(|(name, view)| Self::build(shown, name, view)).collect()
     }
 
     /// The VM with this name. `None`: not found on this host.
-    pub fn of(shown: &Shown, name: &VmName) -> Option<Self> {
+    pub fn of(shown: &TickView, name: &VmName) -> Option<Self> {
         let view = shown.published.view.vms.get(name)?;
         Some(Self::build(shown, name, view))
     }
@@ -172,7 +172,7 @@ impl VmStatus {
         shown::change_words(change.is_take, model::Bytes(change.target_bytes), &change.reason.text)
     }
 
-    fn build(shown: &Shown, name: &VmName, view: &VmView) -> Self {
+    fn build(shown: &TickView, name: &VmName, view: &VmView) -> Self {
         let seen = Self::seen(shown, name, view);
         let decided = shown.published.plan.vms.get(name).map(Self::decided).unwrap_or_default();
         Self {
@@ -192,7 +192,7 @@ impl VmStatus {
         }
     }
 
-    fn seen(shown: &Shown, name: &VmName, view: &VmView) -> Self {
+    fn seen(shown: &TickView, name: &VmName, view: &VmView) -> Self {
         let stats = view.stats.map(|reading| reading.value).unwrap_or_default();
         let link_error = match &view.link {
             Link::Up => None,

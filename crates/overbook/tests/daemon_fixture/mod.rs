@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use overbook::client::Client;
+use overbook::client::ApiClient;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
@@ -15,14 +15,14 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A running daemon; it ends when dropped.
-pub(crate) struct Daemon {
+pub(crate) struct TestDaemon {
     child: Child,
     dir: TempDir,
     socket: PathBuf,
 }
 
 #[allow(dead_code, reason = "not every test file uses every part")]
-impl Daemon {
+impl TestDaemon {
     /// Starts a daemon that looks for QMP sockets in `dir`, with `more` in its configuration, and
     /// waits until it answers.
     pub(crate) fn start(dir: TempDir, more: &str) -> Self {
@@ -69,8 +69,8 @@ impl Daemon {
     }
 
     /// A client of the daemon.
-    pub(crate) fn client(&self) -> Client {
-        Client::new(&self.socket).unwrap()
+    pub(crate) fn client(&self) -> ApiClient {
+        ApiClient::new(&self.socket).unwrap()
     }
 
     /// The daemon's log so far.
@@ -120,7 +120,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

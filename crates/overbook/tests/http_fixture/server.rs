@@ -11,7 +11,7 @@ use std::{
 
 use model::{Bytes, GroupName, Loan, Reason, VmName, spec::ApiSpec};
 use overbook::{
-    http::{self, Answer, Ask, Asks, Doors, Inside, Listeners, Outcome, Question, Span},
+    http::{self, Ask, Asks, Doors, Inside, Listeners, LoopAnswer, Outcome, Question, Span},
     published::Published,
     wire::{HistoryRow, LoanRow, LoanStatus},
 };
@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::http_fixture;
 
 /// A running server; it ends when dropped.
-pub(crate) struct Server {
+pub(crate) struct TestServer {
     pub(crate) socket: PathBuf,
     /// Its TCP address.
     #[allow(dead_code, reason = "not every test file uses every part")]
@@ -32,7 +32,7 @@ pub(crate) struct Server {
 }
 
 #[allow(dead_code, reason = "not every test file uses every part")]
-impl Server {
+impl TestServer {
     /// Serves the fixture; requests succeed.
     pub(crate) fn start() -> Self {
         Self::serve(false, Ok(()))
@@ -104,22 +104,22 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 fn answer(question: Question, outcome: &Result<(), String>) -> Outcome {
-    let done = |verb: &str| outcome.clone().map(|()| Answer::Done(format!("{verb} done")));
+    let done = |verb: &str| outcome.clone().map(|()| LoopAnswer::Done(format!("{verb} done")));
     match question {
-        Question::Sign => Ok(Answer::Done(String::new())),
+        Question::Sign => Ok(LoopAnswer::Done(String::new())),
         Question::Pause => done("pause"),
         Question::Resume => done("resume"),
         Question::Release => done("release"),
-        Question::History { vm, span } => rows(&vm, span).map(Answer::History),
-        Question::LastChange { .. } => Ok(Answer::LastChange(Some(last_change().into()))),
-        Question::Loans { group, span } => Ok(Answer::Loans(loans(&group, span))),
+        Question::History { vm, span } => rows(&vm, span).map(LoopAnswer::History),
+        Question::LastChange { .. } => Ok(LoopAnswer::LastChange(Some(last_change().into()))),
+        Question::Loans { group, span } => Ok(LoopAnswer::Loans(loans(&group, span))),
     }
 }
 

@@ -1,6 +1,6 @@
 //! QEMUs that send more than they were asked for, and the real daemon.
 
-use super::daemon_fixture::Daemon;
+use super::daemon_fixture::TestDaemon;
 use super::*;
 
 /// Maximum memory of the daemon: some 20 MiB without a VM, and the data that eight flooding QEMUs
@@ -94,8 +94,8 @@ async fn a_flood_of_events_neither_grows_the_daemon_nor_keeps_it_from_other_vms(
 }
 
 fn watch_the_daemon(dir: tempfile::TempDir, well: &Fake, hostile: &[(&'static str, &str)]) {
-    let mut daemon = Daemon::start(dir, "");
-    let vm = |daemon: &Daemon, name: &str| {
+    let mut daemon = TestDaemon::start(dir, "");
+    let vm = |daemon: &TestDaemon, name: &str| {
         let vm: Option<Value> = daemon.try_get(&format!("/v1/vms/{name}"));
         vm.unwrap_or_default()
     };

@@ -12,7 +12,7 @@ use std::{
 use pages::offline::{Builder, PAGE_LEN, Page, Sampling};
 use rustix::io::Errno;
 
-use super::{OfflineError, Shared, elf, limit::Left, lock, tally::Tally};
+use super::{BuildState, OfflineError, elf, limit::Left, lock, tally::Tally};
 
 /// Bytes read of a file to tell its kind.
 const HEAD_LEN: usize = 64 << 10;
@@ -75,7 +75,7 @@ impl<R: Read> Contents for Stream<R> {
 
 /// Cuts files, and collects their pages.
 pub(super) struct Cutter<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a BuildState,
     /// The source of the files.
     pub(super) source: Arc<Tally>,
     builder: Builder,
@@ -83,7 +83,7 @@ pub(super) struct Cutter<'a> {
 }
 
 impl<'a> Cutter<'a> {
-    pub(super) fn new(shared: &'a Shared, sampling: Sampling) -> Self {
+    pub(super) fn new(shared: &'a BuildState, sampling: Sampling) -> Self {
         let builder = Builder::new(sampling);
         Self { shared, source: Arc::default(), builder, buffer: vec![0; CHUNK_LEN] }
     }

@@ -54,7 +54,7 @@ impl Disk for File {
 
 /// Filesystems that can be read.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum FilesystemKind {
     Ext,
     Squashfs,
 }
@@ -66,7 +66,7 @@ pub(super) struct Part {
     /// The kernel's number of the partition; `None` on a disk without partitions.
     pub(super) number: Option<u64>,
     /// The filesystem, or a description of the other contents.
-    pub(super) holds: Result<Kind, String>,
+    pub(super) holds: Result<FilesystemKind, String>,
 }
 
 /// Everything on the disk: one filesystem, or partitions.
@@ -104,16 +104,16 @@ fn partitions(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
 }
 
 /// The filesystem at this place, if there is one. An error names one that cannot be read.
-fn holds(disk: &mut dyn Disk, place: u64) -> Result<Option<Kind>, String> {
+fn holds(disk: &mut dyn Disk, place: u64) -> Result<Option<FilesystemKind>, String> {
     let mut has = |at: u64, magic: &[u8]| {
         let mut found = vec![0; magic.len()];
         disk.read_at(place.saturating_add(at), &mut found).is_ok() && found == magic
     };
     if has(0, squashfs::MAGIC) {
-        return Ok(Some(Kind::Squashfs));
+        return Ok(Some(FilesystemKind::Squashfs));
     }
     if has(EXT_MAGIC_AT, EXT_MAGIC) {
-        return Ok(Some(Kind::Ext));
+        return Ok(Some(FilesystemKind::Ext));
     }
     match OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
         Some((.., what)) => Err((*what).to_owned()),
@@ -196,7 +196,7 @@ fn in_extended(
             parts.push(part(disk, number, SECTOR, at.saturating_add(entry.first)));
             number += 1;
         }
-        match table.entries().find(Entry::is_extended) {
+        match table.entries().find(MbrEntry::is_extended) {
             Some(next) if next.first > 0 => at = start.saturating_add(next.first),
             _ => return Ok(()),
         }
@@ -213,7 +213,7 @@ fn too_many(partitions: u64) -> io::Error {
 struct Entries([u8; SECTOR_LEN]);
 
 /// A partition in it, in sectors.
-struct Entry {
+struct MbrEntry {
     kind: u8,
     first: u64,
 }
@@ -226,13 +226,13 @@ impl Entries {
         Ok(table.ends_with(b"\x55\xaa").then_some(Self(table)))
     }
 
-    fn entries(&self) -> impl Iterator<Item = Entry> {
-        let entry = |entry: &[u8]| Entry { kind: entry[4], first: u64::from(long(entry, 8)) };
+    fn entries(&self) -> impl Iterator<Item = MbrEntry> {
+        let entry = |entry: &[u8]| MbrEntry { kind: entry[4], first: u64::from(long(entry, 8)) };
         self.0[446..510].chunks_exact(16).map(entry)
     }
 }
 
-impl Entry {
+impl MbrEntry {
     const fn is_extended(&self) -> bool {
         matches!(self.kind, 0x05 | 0x0f | 0x85)
     }

@@ -7,7 +7,7 @@ use ext4_view::{Ext4, Ext4Error, PathBuf, ReadDir};
 use super::{
     disk,
     image::{Entry, Filesystem, Inside},
-    superblock::Shown,
+    superblock::Ext4Disk,
 };
 
 /// A filesystem.
@@ -16,7 +16,7 @@ pub(super) struct Ext(Ext4);
 impl Ext {
     /// Reads the superblock.
     pub(super) fn open(disk: disk::From) -> io::Result<Self> {
-        let shown = Shown::open(disk)?;
+        let shown = Ext4Disk::open(disk)?;
         Ext4::load(Box::new(shown)).map(Self).map_err(|error| fault(&error))
     }
 }

@@ -100,10 +100,10 @@ enum Opened {
 }
 
 impl Opened {
-    fn open(disk: disk::From, kind: disk::Kind) -> io::Result<Self> {
+    fn open(disk: disk::From, kind: disk::FilesystemKind) -> io::Result<Self> {
         match kind {
-            disk::Kind::Ext => Ext::open(disk).map(Self::Ext),
-            disk::Kind::Squashfs => Squashfs::open(Box::new(disk)).map(Self::Squashfs),
+            disk::FilesystemKind::Ext => Ext::open(disk).map(Self::Ext),
+            disk::FilesystemKind::Squashfs => Squashfs::open(Box::new(disk)).map(Self::Squashfs),
         }
     }
 }

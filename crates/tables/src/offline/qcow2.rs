@@ -196,7 +196,7 @@ impl Qcow2 {
         }
         // The file may end within its last cluster.
         let place = (entry & PLACE) + from as u64;
-        let has = fill(&mut At { file: &self.file, place }, buffer)?;
+        let has = fill(&mut FileCursor { file: &self.file, place }, buffer)?;
         buffer[has..].fill(0);
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Qcow2 {
         let len = (more_sectors + 1) * SECTOR - place % SECTOR;
         // At most a cluster and a few sectors: the field has no more bits.
         let mut packed = Vec::new();
-        At { file: &self.file, place }.take(len).read_to_end(&mut packed)?;
+        FileCursor { file: &self.file, place }.take(len).read_to_end(&mut packed)?;
         self.unpacked.1.resize(self.cluster_len(), 0);
         let unpacked = &mut self.unpacked.1[..];
         if self.is_zstd {
@@ -239,12 +239,12 @@ impl Disk for Qcow2 {
 }
 
 /// A file from `place` on.
-struct At<'a> {
+struct FileCursor<'a> {
     file: &'a File,
     place: u64,
 }
 
-impl Read for At<'_> {
+impl Read for FileCursor<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let has = self.file.read_at(buffer, self.place)?;
         self.place += has as u64;

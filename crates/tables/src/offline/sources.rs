@@ -13,7 +13,7 @@ use super::{OfflineError, cut::Cutter, disk, elf, limit::Left, qcow2, squashfs};
 
 /// The kind of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SourceKind {
     /// A directory to search for files.
     Tree,
     /// A package to unpack.
@@ -61,12 +61,12 @@ const IMAGES: [Sign; 6] = [
 const SIGNS_LEN: u64 = 0x1_0040 + 8;
 
 /// The kind of this source. If all pages are wanted, an unknown file is cut as it is.
-pub(super) fn kind(path: &Path, all_pages: bool) -> Result<Kind, OfflineError> {
+pub(super) fn kind(path: &Path, all_pages: bool) -> Result<SourceKind, OfflineError> {
     let fail = |error| OfflineError::File { path: path.into(), error };
     let unfit = |what: &str| OfflineError::Source { path: path.into(), what: what.into() };
     let metadata = fs::metadata(path).map_err(fail)?;
     if metadata.is_dir() {
-        return Ok(Kind::Tree);
+        return Ok(SourceKind::Tree);
     }
     if !metadata.is_file() {
         return Err(unfit("neither a file nor a directory"));
@@ -77,22 +77,22 @@ pub(super) fn kind(path: &Path, all_pages: bool) -> Result<Kind, OfflineError> {
         .map_err(fail)?;
     let has = |(at, sign, _): &Sign| head.get(*at..).is_some_and(|rest| rest.starts_with(sign));
     if head.starts_with(elf::MAGIC) {
-        return Ok(Kind::File);
+        return Ok(SourceKind::File);
     }
     if has(&PACKAGE) {
-        return Ok(Kind::Package);
+        return Ok(SourceKind::Package);
     }
     if has(&KERNEL) {
-        return Ok(Kind::Kernel);
+        return Ok(SourceKind::Kernel);
     }
     if let Some((_, _, what)) = NOT_YET.iter().find(|sign| has(sign)) {
         return Err(unfit(what));
     }
     if IMAGES.iter().any(has) {
-        return Ok(Kind::Image);
+        return Ok(SourceKind::Image);
     }
     if all_pages {
-        return Ok(Kind::File);
+        return Ok(SourceKind::File);
     }
     if let Some((_, _, way)) = COMPRESSED.iter().find(|sign| has(sign)) {
         return Err(unfit(&format!("it is compressed; valid: what `{way}` makes of it")));

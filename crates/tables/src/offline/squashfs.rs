@@ -87,7 +87,7 @@ pub(super) struct Directory {
 }
 
 /// The location of a file's contents.
-struct Place {
+struct FileLocation {
     size: u64,
     start: u64,
     /// Position of the lengths of its blocks.
@@ -235,7 +235,7 @@ impl Squashfs {
         Ok(Directory { cursor, left, entries: 0, inodes: 0 })
     }
 
-    fn file(&mut self, inode: u64) -> io::Result<Place> {
+    fn file(&mut self, inode: u64) -> io::Result<FileLocation> {
         let (kind, mut lengths) = self.inode(inode)?;
         let mut inode = [0; 40];
         let (start, size, fragment, at) = match kind {
@@ -251,7 +251,7 @@ impl Squashfs {
             _ => return Err(damaged()),
         };
         let end = (fragment != NO_FRAGMENT).then_some((fragment, at));
-        Ok(Place { size, start, lengths, end })
+        Ok(FileLocation { size, start, lengths, end })
     }
 
     fn next_entry(&mut self, directory: &mut Directory) -> io::Result<Option<Entry<u64>>> {
@@ -348,7 +348,7 @@ impl Filesystem for Squashfs {
 /// A file that is read from its beginning.
 pub(super) struct File<'a> {
     image: &'a mut Squashfs,
-    place: Place,
+    place: FileLocation,
     at: u64,
     next: Next,
     /// The block that was unpacked last, and its number.

@@ -52,14 +52,14 @@ const MOST_LOG_BLOCK_SIZE: u32 = 6;
 const MOST_GROUPS: u64 = 1 << 20;
 
 /// A filesystem as `ext4-view` sees it.
-pub(super) struct Shown {
+pub(super) struct Ext4Disk {
     disk: disk::From,
     superblock: [u8; LEN],
     is_superblock_read: bool,
     descriptors: Option<MetaBlockGroups>,
 }
 
-impl Shown {
+impl Ext4Disk {
     /// Reads the superblock. An error names an unsupported feature.
     pub(super) fn open(mut disk: disk::From) -> io::Result<Self> {
         let mut superblock = [0; LEN];
@@ -71,7 +71,7 @@ impl Shown {
     }
 }
 
-impl Ext4Read for Shown {
+impl Ext4Read for Ext4Disk {
     fn read(
         &mut self,
         start: u64,

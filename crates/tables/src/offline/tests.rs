@@ -10,16 +10,16 @@ mod nothing;
 mod partitions;
 mod squashfs;
 
-fn request(sources: &[&Path]) -> Request {
+fn request(sources: &[&Path]) -> BuildRequest {
     let sources = sources.iter().map(|path| path.to_path_buf()).collect();
-    Request { sources, all_pages: false, sampling: Sampling::default(), backing_dir: None }
+    BuildRequest { sources, all_pages: false, sampling: Sampling::default(), backing_dir: None }
 }
 
-fn built(request: &Request) -> (Table, Work) {
+fn built(request: &BuildRequest) -> (Table, Work) {
     build(request, |_, _| {}).unwrap()
 }
 
-fn refused(request: &Request) -> String {
+fn refused(request: &BuildRequest) -> String {
     build(request, |_, _| {}).unwrap_err().to_string()
 }
 
@@ -70,7 +70,7 @@ fn pages_with_code_are_taken_as_a_page_cache_has_them() {
     assert!(table.records().iter().all(|record| record.is_code && record.count == 1));
     assert_eq!((work.files, work.left_out), (1, 0));
 
-    let (all, _) = built(&Request { all_pages: true, ..request(&[&path, &path]) });
+    let (all, _) = built(&BuildRequest { all_pages: true, ..request(&[&path, &path]) });
     let [code, other] = [true, false].map(|is_code| {
         all.records().iter().filter(|record| record.is_code == is_code).collect::<Vec<_>>()
     });
@@ -139,7 +139,7 @@ fn holes_are_not_read() {
     let file = File::create(&path).unwrap();
     file.set_len(1 << 40).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &page(7), 1 << 39).unwrap();
-    let (table, work) = built(&Request { all_pages: true, ..request(&[&path]) });
+    let (table, work) = built(&BuildRequest { all_pages: true, ..request(&[&path]) });
     assert_eq!(table.records().len(), 1);
     assert!(work.bytes < 4 << 20, "{work:?}");
 
@@ -148,10 +148,10 @@ fn holes_are_not_read() {
     file.set_len(0).unwrap();
     file.set_len(len).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &page(7), 1 << 18).unwrap();
-    let (sparse, _) = built(&Request { all_pages: true, ..request(&[&path]) });
+    let (sparse, _) = built(&BuildRequest { all_pages: true, ..request(&[&path]) });
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, bytes).unwrap();
-    let (dense, _) = built(&Request { all_pages: true, ..request(&[&path]) });
+    let (dense, _) = built(&BuildRequest { all_pages: true, ..request(&[&path]) });
     assert_eq!(sparse, dense);
 }
 
@@ -364,7 +364,7 @@ fn a_kernel_is_found_in_its_boot_image() {
     let mut kernel = small_executable();
     kernel.resize(20 << 20, 3);
     fs::write(&path, &kernel).unwrap();
-    let all_pages = Request { all_pages: true, ..request(&[&path]) };
+    let all_pages = BuildRequest { all_pages: true, ..request(&[&path]) };
     let (plain, _) = built(&all_pages);
     for packed in [zstd::encode_all(&kernel[..], 1).unwrap(), legacy_lz4(&kernel)] {
         let mut image = boot_image(&packed);
@@ -402,7 +402,7 @@ fn damage_is_an_error_or_left_out() {
                 bytes[random.usize(..hit)] = random.u8(..);
             }
             fs::write(&path, &bytes).unwrap();
-            let request = Request { all_pages: random.bool(), ..request(&[&path]) };
+            let request = BuildRequest { all_pages: random.bool(), ..request(&[&path]) };
             let ending = build(&request, |_, _| {}).map(|_| ());
             assert!(!matches!(ending, Err(OfflineError::Panic)));
         }
@@ -447,7 +447,7 @@ fn all_threads_share_what_may_be_read_of_an_image() {
     fs::write(&path, &disk).unwrap();
     let request = request(&[&path]);
     let cut = |bytes: u64| {
-        let (shared, left) = (Shared::new(&request), Left::with(&path, bytes));
+        let (shared, left) = (BuildState::new(&request), Left::with(&path, bytes));
         let done = (0..2).try_for_each(|part| {
             let mut cutter = Cutter::new(&shared, request.sampling);
             image::cut(&mut cutter, &path, part, 2, &left)
@@ -494,7 +494,7 @@ fn names_out_of_images_and_packages_are_fit_for_a_terminal() {
 #[test]
 fn a_limit_is_passed_on_where_a_file_would_be_left_out() {
     let request = request(&[]);
-    let (shared, left) = (Shared::new(&request), Left::new("source".as_ref()));
+    let (shared, left) = (BuildState::new(&request), Left::new("source".as_ref()));
     let cutter = Cutter::new(&shared, request.sampling);
     let spare = |error| {
         let path = "source/file".as_ref();

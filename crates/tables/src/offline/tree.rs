@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Job, MOST_DEPTH, OfflineError, Queue, limit::count};
+use super::{CutJob, MOST_DEPTH, OfflineError, Queue, limit::count};
 
 /// Puts all files below `root` into the queue.
 pub(super) fn put(queue: &mut Queue<'_>, root: &Path) -> Result<(), OfflineError> {
@@ -68,7 +68,7 @@ impl Tree<'_, '_> {
         };
         if metadata.is_file() && metadata.len() > 0 {
             if metadata.nlink() == 1 || self.linked.insert(metadata.ino()) {
-                self.queue.put(Job::File { path, is_named: false });
+                self.queue.put(CutJob::File { path, is_named: false });
             }
             return None;
         }

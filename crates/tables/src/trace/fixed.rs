@@ -9,7 +9,7 @@
 //! is none. Other negative numbers do not occur, so they reveal a file of another format. Bare
 //! ids may have any value, but the beginning of the file must not be text.
 
-use super::{TraceError, source::Source, text::is_text};
+use super::{TraceError, source::TraceInput, text::is_text};
 
 /// A reader of fixed records.
 pub(super) struct Fixed {
@@ -35,7 +35,7 @@ impl Fixed {
 
     pub(super) fn next_batch(
         &mut self,
-        source: &mut Source,
+        source: &mut TraceInput,
         ids: &mut Vec<u64>,
     ) -> Result<(), TraceError> {
         let path = source.path();

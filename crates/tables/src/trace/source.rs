@@ -36,7 +36,7 @@ impl<R: Read> Read for Counted<R> {
 }
 
 /// Bytes in order. Unused bytes stay at the front for the next call.
-pub(super) struct Source {
+pub(super) struct TraceInput {
     path: PathBuf,
     packing: Option<Packing>,
     reader: Box<dyn Read>,
@@ -46,7 +46,7 @@ pub(super) struct Source {
     filled: usize,
 }
 
-impl Source {
+impl TraceInput {
     /// Opens a file and reads its beginning; `-` is standard input.
     pub(super) fn open(path: &Path) -> Result<Self, TraceError> {
         let open = |error| TraceError::Open { path: path.into(), error };

@@ -9,9 +9,9 @@ use tempfile::TempDir;
 
 use super::*;
 
-struct Files(TempDir);
+struct TraceFiles(TempDir);
 
-impl Files {
+impl TraceFiles {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -36,12 +36,12 @@ fn read(path: &Path, format: Option<Format>, column: Option<&str>) -> Result<Vec
 }
 
 fn ids(name: &str, bytes: &[u8]) -> Vec<u64> {
-    read(&Files::new().file(name, bytes), None, None).unwrap()
+    read(&TraceFiles::new().file(name, bytes), None, None).unwrap()
 }
 
 /// The error, without the directory.
 fn error(name: &str, bytes: &[u8]) -> String {
-    let files = Files::new();
+    let files = TraceFiles::new();
     let path = files.file(name, bytes);
     let text = read(&path, None, None).unwrap_err().to_string();
     text.replace(&format!("{}/", files.0.path().display()), "")
@@ -95,7 +95,7 @@ fn a_header_says_where_the_ids_are() {
 
 #[test]
 fn the_user_says_where_the_ids_are() {
-    let files = Files::new();
+    let files = TraceFiles::new();
     let path = files.file("a.csv", b"id,Block\n1,2\n3,4\n");
     assert_eq!(read(&path, None, Some("Block")).unwrap(), [2, 4]);
     assert_eq!(read(&path, None, Some("2")).unwrap(), [2, 4]);
@@ -114,7 +114,7 @@ fn the_user_says_where_the_ids_are() {
 
 /// The ids and the column that they were read from.
 fn ids_and_column(text: &str) -> (Vec<u64>, String, String) {
-    let files = Files::new();
+    let files = TraceFiles::new();
     let mut trace = Trace::open(&files.file("a.csv", text.as_bytes()), None, None).unwrap();
     let mut ids = Vec::new();
     trace.next_batch(&mut ids).unwrap();
@@ -161,7 +161,7 @@ fn a_place_is_an_object_of_its_device() {
         assert_eq!(column, name);
         assert!(ids[0] == ids[2] && ids[0] != ids[1], "{ids:?}");
     }
-    let files = Files::new();
+    let files = TraceFiles::new();
     let path = files.file("a.csv", b"1,R,8\n2,R,8\n1,W,8\n");
     let ids = read(&path, None, Some("1,3")).unwrap();
     assert!(ids[0] == ids[2] && ids[0] != ids[1], "{ids:?}");
@@ -226,7 +226,7 @@ fn ids_that_are_words_are_objects() {
 
 #[test]
 fn words_among_numbers_are_mentioned() {
-    let files = Files::new();
+    let files = TraceFiles::new();
     let mut trace = Trace::open(&files.file("a.csv", b"id\n1\nx\n2\n"), None, None).unwrap();
     let mut ids = Vec::new();
     trace.next_batch(&mut ids).unwrap();
@@ -252,7 +252,8 @@ fn text_may_begin_as_texts_do() {
     let utf16: Vec<u8> = "\u{feff}id\n7\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
     for bytes in [&utf16[..], &utf16[2..], &utf16[1..], b"\xfe\xff\0i\0d"] {
         for name in ["a.csv", "trace"] {
-            let error = read(&Files::new().file(name, bytes), Some(Format::Csv), None).unwrap_err();
+            let error =
+                read(&TraceFiles::new().file(name, bytes), Some(Format::Csv), None).unwrap_err();
             assert!(error.to_string().contains("iconv -f UTF-16 -t UTF-8"), "{error}");
         }
     }
@@ -338,7 +339,7 @@ fn what_is_not_read_is_named_with_the_way_out() {
 
 #[test]
 fn a_name_that_tells_nothing_needs_a_format() {
-    let files = Files::new();
+    let files = TraceFiles::new();
     let path = files.file("trace", &1_u64.to_le_bytes());
     let text = read(&path, None, None).unwrap_err().to_string();
     assert!(text.contains("say it with --format csv, binary or oracle-general"), "{text}");
@@ -381,7 +382,7 @@ fn a_trace_that_is_cut_off_is_an_error_with_its_place() {
 
 #[test]
 fn a_last_line_without_end_is_read_and_mentioned() {
-    let path = Files::new();
+    let path = TraceFiles::new();
     let path = path.file("a.csv", b"1\n23");
     let (mut trace, mut ids) = (Trace::open(&path, None, None).unwrap(), Vec::new());
     let mut all: Vec<u64> = Vec::new();
@@ -419,7 +420,7 @@ fn an_endless_line_takes_no_memory() {
 
 #[test]
 fn what_was_read_of_the_file_is_known() {
-    let files = Files::new();
+    let files = TraceFiles::new();
     let path = files.file("a.bin", &[1; 80]);
     let mut trace = Trace::open(&path, None, None).unwrap();
     trace.next_batch(&mut Vec::new()).unwrap();

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{
     TraceError,
     columns::{Beginning, Fault, Shape, fields, number, shown, unquoted},
-    source::Source,
+    source::TraceInput,
 };
 
 /// Bytes of a file that are checked for being text.
@@ -75,7 +75,7 @@ impl Text {
 
     pub(super) fn next_batch(
         &mut self,
-        source: &mut Source,
+        source: &mut TraceInput,
         ids: &mut Vec<u64>,
     ) -> Result<(), TraceError> {
         // A buffer of empty lines has no id, but is not the end.

@@ -12,13 +12,13 @@ pub(super) type Wish = (u32, Target);
 
 /// A request to the shim.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum DedupRequest {
     Pool,
     Merge(Vec<Wish>),
     Unshare,
 }
 
-impl Asked {
+impl DedupRequest {
     pub(super) fn wishes(&self) -> &[Wish] {
         match self {
             Self::Pool | Self::Unshare => &[],

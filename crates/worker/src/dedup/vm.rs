@@ -19,7 +19,7 @@ use sys::remote_memory::RemoteMemory;
 use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
 use super::super::linked::Linked;
-use super::asked::{Asked, Target, Wish, slot_of, zeros};
+use super::asked::{DedupRequest, Target, Wish, slot_of, zeros};
 use super::mappings::Mappings;
 use super::regions::{address_of, page_at, page_count, rest_of_region};
 use super::sweep::Sweep;
@@ -72,7 +72,7 @@ pub(super) struct Vm {
     again: Option<(u32, Instant)>,
     queued: Vec<Wish>,
     /// Requests in flight, by their numbers on the connection of the last contact.
-    sent: BTreeMap<u32, Asked>,
+    sent: BTreeMap<u32, DedupRequest>,
     /// The end of the pause after a refusal, and the reason.
     rests: Option<(Instant, String)>,
     mappings: Mappings,
@@ -159,7 +159,7 @@ impl Vm {
 
     /// The slots that its pages share or may share.
     pub(super) fn references(&self) -> Vec<u32> {
-        let under_way = self.queued.iter().chain(self.sent.values().flat_map(Asked::wishes));
+        let under_way = self.queued.iter().chain(self.sent.values().flat_map(DedupRequest::wishes));
         self.book.slots().map(|(_, slot)| slot).chain(under_way.filter_map(slot_of)).collect()
     }
 
@@ -201,7 +201,7 @@ impl Vm {
     ) -> Result<Vec<u32>, LinkError> {
         let mut left = self.drop_queue();
         let sent = std::mem::take(&mut self.sent);
-        let mut sent: Vec<_> = sent.into_values().flat_map(Asked::into_wishes).collect();
+        let mut sent: Vec<_> = sent.into_values().flat_map(DedupRequest::into_wishes).collect();
         if self.regions != link.regions() {
             let old = std::mem::replace(&mut self.regions, link.regions().to_vec());
             left.extend(self.renumber(&old));
@@ -229,7 +229,7 @@ impl Vm {
         file: BorrowedFd<'_>,
         slots: u32,
     ) -> Result<(), LinkError> {
-        self.sent.insert(link.next_id(), Asked::Pool);
+        self.sent.insert(link.next_id(), DedupRequest::Pool);
         link.use_pool(file, slots)
     }
 
@@ -257,23 +257,23 @@ impl Vm {
         let mut left = Vec::new();
         while let Some((id, outcome)) = linked.take_merged() {
             match (self.sent.remove(&id), outcome) {
-                (Some(Asked::Merge(wishes)), Ok(merged)) => {
+                (Some(DedupRequest::Merge(wishes)), Ok(merged)) => {
                     self.counts.dropped += u64::from(merged.dropped).min(zeros(&wishes));
                     left.extend(self.note(&wishes, linked.link())?);
                 }
-                (Some(Asked::Merge(wishes)), Err(why)) => {
+                (Some(DedupRequest::Merge(wishes)), Err(why)) => {
                     self.rest(&why);
                     left.extend(self.refuse(&wishes));
                 }
-                (Some(Asked::Pool), Ok(_)) => self.has_pool = true,
+                (Some(DedupRequest::Pool), Ok(_)) => self.has_pool = true,
                 // Without the pool nothing can be requested, so it is offered again.
-                (Some(Asked::Pool), Err(why)) => {
+                (Some(DedupRequest::Pool), Err(why)) => {
                     self.rest(&why);
                     self.session = None;
                 }
                 // The next scan sees which pages have copies now.
-                (Some(Asked::Unshare), Ok(_)) => {}
-                (Some(Asked::Unshare), Err(why)) => self.rest(&why),
+                (Some(DedupRequest::Unshare), Ok(_)) => {}
+                (Some(DedupRequest::Unshare), Err(why)) => self.rest(&why),
                 // An answer to a request that is no longer tracked here.
                 (None, _) => {}
             }
@@ -482,7 +482,7 @@ impl Vm {
         if foreign + ours == 0 || self.sent.len() >= MOST_SENT || !super::has_room() {
             return Ok(());
         }
-        self.sent.insert(link.next_id(), Asked::Unshare);
+        self.sent.insert(link.next_id(), DedupRequest::Unshare);
         link.unshare(window.first, window.count)
     }
 
@@ -570,7 +570,7 @@ impl Vm {
         if asked.is_empty() {
             return Ok(());
         }
-        self.sent.insert(link.next_id(), Asked::Merge(wishes));
+        self.sent.insert(link.next_id(), DedupRequest::Merge(wishes));
         link.merge(asked)
     }
 

@@ -24,22 +24,22 @@ const JUST_BEGUN: Bytes = Bytes::mib(32);
 
 /// The sample of a VM's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Sample {
+pub(super) struct PageSample {
     /// The spans, ordered by their first pages.
-    spans: Vec<Span>,
+    spans: Vec<PageSpan>,
     /// The number of pages of the VM.
     all: u64,
 }
 
 /// A run of contiguous pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
+struct PageSpan {
     address: u64,
     first: u32,
     pages: u32,
 }
 
-impl Sample {
+impl PageSample {
     /// A sample of a VM whose RAM is in these pieces.
     pub(super) fn of(pieces: &[Piece], random: &mut fastrand::Rng) -> Self {
         let all = pieces.iter().map(|piece| piece.range.len / PAGE).sum();
@@ -67,7 +67,7 @@ impl Sample {
     fn push(&mut self, address: u64, pages: u32) {
         let first = self.pages();
         let pages = pages.min(u32::MAX - first);
-        self.spans.push(Span { address, first, pages });
+        self.spans.push(PageSpan { address, first, pages });
     }
 
     /// The number of pages in the sample.
@@ -125,7 +125,7 @@ mod tests {
         let filled =
             |start, pages: u64| Piece { resident: Bytes::mib(40), ..piece(start, pages * PAGE, 0) };
         let pieces = [filled(BLOCK, 3), filled(9 * BLOCK, 2)];
-        let sample = Sample::of(&pieces, &mut fastrand::Rng::with_seed(1));
+        let sample = PageSample::of(&pieces, &mut fastrand::Rng::with_seed(1));
         assert_eq!((sample.pages(), sample.ram()), (5, Bytes(5 * PAGE)));
         assert!((sample.scale() - 1.0).abs() < 1e-9);
         let places: Vec<u64> = (0..5).map(|page| sample.address(page)).collect();
@@ -141,7 +141,7 @@ mod tests {
         let pieces = [piece(0, 600 * BLOCK, 500 * BLOCK)];
         let mut chosen = vec![0_u32; 600];
         for seed in 0..400 {
-            let sample = Sample::of(&pieces, &mut fastrand::Rng::with_seed(seed));
+            let sample = PageSample::of(&pieces, &mut fastrand::Rng::with_seed(seed));
             assert_eq!(sample.pages(), 50 * BLOCK_PAGES);
             assert!((sample.scale() - 12.0).abs() < 1e-9);
             for block in 0..50 {
@@ -158,12 +158,12 @@ mod tests {
         for blocks in 1..30 {
             let pieces = [piece(0, blocks * BLOCK, blocks * BLOCK)];
             for seed in 0..20 {
-                let sample = Sample::of(&pieces, &mut fastrand::Rng::with_seed(seed));
+                let sample = PageSample::of(&pieces, &mut fastrand::Rng::with_seed(seed));
                 let seen = u64::from(sample.pages() / BLOCK_PAGES);
                 assert!((1..=blocks.div_ceil(STRATUM)).contains(&seen), "{seen} of {blocks}");
             }
         }
-        let none = Sample::of(&[], &mut fastrand::Rng::with_seed(1));
+        let none = PageSample::of(&[], &mut fastrand::Rng::with_seed(1));
         assert_eq!((none.pages(), none.address(0)), (0, 0));
     }
 }

@@ -49,14 +49,14 @@ pub(super) fn leaves_enough(left: usize, here: usize) -> bool {
 
 /// The tracked pages of a block.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct BlockSample {
     pages: u32,
     in_use: u32,
     /// The shortest time since the last touch of a page that is not in use.
     ticks: u32,
 }
 
-impl Seen {
+impl BlockSample {
     pub(super) fn take(&mut self, age: Option<u32>) {
         match age {
             Some(age) if self.pages == self.in_use => self.ticks = age,

@@ -87,15 +87,15 @@ fn a_group_that_is_not_to_be_merged_keeps_its_own_reason() {
 #[test]
 fn the_reason_is_the_refusal_then_the_pause_then_the_trouble() {
     let web = GroupName::from("web");
-    let trouble = Known { trouble: Some("broken".to_owned()), ..Known::default() };
+    let trouble = KsmStatus { trouble: Some("broken".to_owned()), ..KsmStatus::default() };
     let refused = Err(KsmRefusal::Stranger("db-1".into()));
     let why = why_not(&refused, &trouble, true).unwrap();
     assert!(why.ends_with("VM db-1 belongs to no group"), "{why}");
     assert_eq!(why_not(&Ok(&web), &trouble, true).unwrap(), "Overbook is paused");
     assert_eq!(why_not(&Ok(&web), &trouble, false).unwrap(), "broken");
-    let driven = Known { is_driven: true, ..Known::default() };
+    let driven = KsmStatus { is_driven: true, ..KsmStatus::default() };
     assert_eq!(why_not(&Ok(&web), &driven, false), None);
-    assert!(why_not(&Ok(&web), &Known::default(), false).unwrap().contains("for 10 s"));
+    assert!(why_not(&Ok(&web), &KsmStatus::default(), false).unwrap().contains("for 10 s"));
 }
 
 fn qemu(pid: u32) -> (Identity, String) {

@@ -15,14 +15,14 @@ use model::GroupName;
 
 /// The cgroup membership of a worker. Drop it when its process has ended.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct CgroupMembership {
     pid: u32,
     home: Cgroup,
     /// The group that pays instead, and its cgroup.
     away: Option<(GroupName, Cgroup)>,
 }
 
-impl Seat {
+impl CgroupMembership {
     /// Moves the worker of `group`, process `pid`, into its group's cgroup.
     pub(super) fn take(group: &GroupName, pid: u32) -> io::Result<Self> {
         let home = Cgroup::of(group)?;
@@ -129,7 +129,7 @@ mod tests {
     fn a_worker_sits_with_who_pays_and_comes_home() {
         let (lender, borrower) = (group("lender"), group("borrower"));
         let worker = Sleeper::start();
-        let mut seat = match Seat::take(&lender, worker.0.id()) {
+        let mut seat = match CgroupMembership::take(&lender, worker.0.id()) {
             Ok(seat) => seat,
             Err(error) => return eprintln!("SKIPPED: no cgroup can be made here: {error}"),
         };
@@ -149,9 +149,10 @@ mod tests {
     fn the_borrowers_own_worker_keeps_its_seat() {
         let (lender, borrower) = (group("guest"), group("host"));
         let (visitor, host) = (Sleeper::start(), Sleeper::start());
-        let (Ok(mut seat), Ok(hosts)) =
-            (Seat::take(&lender, visitor.0.id()), Seat::take(&borrower, host.0.id()))
-        else {
+        let (Ok(mut seat), Ok(hosts)) = (
+            CgroupMembership::take(&lender, visitor.0.id()),
+            CgroupMembership::take(&borrower, host.0.id()),
+        ) else {
             return eprintln!("SKIPPED: no cgroup can be made here");
         };
         seat.charge(Some(&borrower)).unwrap();

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use super::cgroup::Seat;
+use super::cgroup::CgroupMembership;
 use crate::daemon::log;
 use crate::helper;
 use worker::{Order, Orders, Report, VmReport};
@@ -44,8 +44,8 @@ const MOST_LINE: usize = 16 << 20;
 /// The loop's handle of a worker. Dropping it ends the worker.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    wanted: watch::Sender<Wanted>,
-    known: Arc<Mutex<Known>>,
+    wanted: watch::Sender<DesiredWorker>,
+    known: Arc<Mutex<WorkerSnapshot>>,
     /// Whether a worker runs.
     runs: watch::Receiver<bool>,
     task: AbortHandle,
@@ -53,7 +53,7 @@ pub(super) struct Keeper {
 
 /// The loop's orders for a worker.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Wanted {
+struct DesiredWorker {
     orders: Orders,
     /// The group that its CPU time is charged to, if it is not its own.
     payer: Option<GroupName>,
@@ -61,7 +61,7 @@ struct Wanted {
 
 /// State of a group's worker, and its reports.
 #[derive(Debug, Default)]
-struct Known {
+struct WorkerSnapshot {
     worker: WorkerReading,
     /// CPU time of ended workers.
     ended_cpu_us: u64,
@@ -71,10 +71,10 @@ struct Known {
 impl Keeper {
     /// Keeps a worker for `group` from now on.
     pub(super) fn start(group: GroupName) -> Self {
-        let (wanted, inbox) = watch::channel(Wanted::default());
+        let (wanted, inbox) = watch::channel(DesiredWorker::default());
         let (running, runs) = watch::channel(false);
-        let known = Arc::<Mutex<Known>>::default();
-        let task = Task { group, inbox, known: Arc::clone(&known), running };
+        let known = Arc::<Mutex<WorkerSnapshot>>::default();
+        let task = KeeperTask { group, inbox, known: Arc::clone(&known), running };
         let task = tokio::spawn(task.run()).abort_handle();
         Self { wanted, known, runs, task }
     }
@@ -97,7 +97,7 @@ impl Keeper {
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut Wanted)) {
+    fn change(&self, change: impl FnOnce(&mut DesiredWorker)) {
         self.wanted.send_if_modified(|wanted| {
             let before = wanted.clone();
             change(wanted);
@@ -136,36 +136,36 @@ impl Drop for Keeper {
     }
 }
 
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+fn lock(known: &Mutex<WorkerSnapshot>) -> MutexGuard<'_, WorkerSnapshot> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Task {
+struct KeeperTask {
     group: GroupName,
-    inbox: watch::Receiver<Wanted>,
-    known: Arc<Mutex<Known>>,
+    inbox: watch::Receiver<DesiredWorker>,
+    known: Arc<Mutex<WorkerSnapshot>>,
     running: watch::Sender<bool>,
 }
 
 /// A running worker.
-struct Running {
+struct RunningWorker {
     child: Child,
     /// `None`: closed, which tells the worker to end.
     orders: Option<pipe::Sender>,
     reports: BufReader<pipe::Receiver>,
     line: Vec<u8>,
     /// `None`: the worker runs in the daemon's cgroup.
-    seat: Option<Seat>,
+    seat: Option<CgroupMembership>,
 }
 
-impl Drop for Running {
+impl Drop for RunningWorker {
     fn drop(&mut self) {
         // The daemon may be ending too: then no one can reap the child or report an error.
         let _ = self.child.signal(Signal::KILL);
     }
 }
 
-impl Task {
+impl KeeperTask {
     async fn run(mut self) {
         let mut pause = FIRST_PAUSE;
         // An error means that the loop has dropped the handle.
@@ -199,7 +199,7 @@ impl Task {
         ended
     }
 
-    async fn attend(&mut self, worker: &mut Running) -> Result<(), String> {
+    async fn attend(&mut self, worker: &mut RunningWorker) -> Result<(), String> {
         let mut heard = Instant::now();
         let mut repeat = interval(REPEAT);
         repeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -232,13 +232,13 @@ impl Task {
         }
     }
 
-    fn spawn(&self) -> io::Result<Running> {
+    fn spawn(&self) -> io::Result<RunningWorker> {
         let (stdin, orders) = io::pipe()?;
         let (reports, stdout) = io::pipe()?;
         // Always runs this same program, even after an upgrade has replaced its file.
         let spawn = Spawn::new("/proc/self/exe").arg("worker").arg(self.group.as_str());
         let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
-        let seat = Seat::take(&self.group, child.identity().pid);
+        let seat = CgroupMembership::take(&self.group, child.identity().pid);
         let mut known = lock(&self.known);
         known.worker.pid = Some(child.identity().pid);
         if let Err(error) = &seat
@@ -247,7 +247,7 @@ impl Task {
             let group = &self.group;
             log::info(&format!("the worker of group {group} has no cgroup of its own: {error}"));
         }
-        Ok(Running {
+        Ok(RunningWorker {
             child,
             orders: Some(pipe::Sender::from_owned_fd(orders.into())?),
             reports: BufReader::new(pipe::Receiver::from_owned_fd(reports.into())?),
@@ -256,8 +256,8 @@ impl Task {
         })
     }
 
-    async fn pass_orders(&mut self, worker: &mut Running) -> Result<(), String> {
-        let Wanted { orders, payer } = self.inbox.borrow_and_update().clone();
+    async fn pass_orders(&mut self, worker: &mut RunningWorker) -> Result<(), String> {
+        let DesiredWorker { orders, payer } = self.inbox.borrow_and_update().clone();
         self.charge(worker, payer.as_ref());
         let mut line = serde_json::to_vec(&orders).map_err(|error| error.to_string())?;
         line.push(b'\n');
@@ -272,7 +272,7 @@ impl Task {
 
     /// Charges `payer` for the worker. A failure shows in the reported payer, and the next orders
     /// try again.
-    fn charge(&self, worker: &mut Running, payer: Option<&GroupName>) {
+    fn charge(&self, worker: &mut RunningWorker, payer: Option<&GroupName>) {
         let Some(seat) = &mut worker.seat else { return };
         if let Err(error) = seat.charge(payer) {
             let to = payer.unwrap_or(&self.group);
@@ -284,7 +284,7 @@ impl Task {
         lock(&self.known).worker.payer = seat.payer().cloned();
     }
 
-    fn note_report(&self, worker: &mut Running) -> Result<(), String> {
+    fn note_report(&self, worker: &mut RunningWorker) -> Result<(), String> {
         let line = std::mem::take(&mut worker.line);
         if line.len() > MOST_LINE {
             return Err("sent a report that is too long".to_owned());
@@ -331,7 +331,7 @@ impl Task {
     }
 }
 
-impl Running {
+impl RunningWorker {
     /// Tells the worker to give everything back and end.
     async fn end(&mut self) -> Result<(), String> {
         self.orders = None;

@@ -23,13 +23,13 @@ type Urgent = (KsmOrder, oneshot::Sender<Outcome>);
 pub struct KsmDriver {
     orders: watch::Sender<KsmOrder>,
     urgent: mpsc::Sender<Urgent>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<KsmStatus>>,
     task: AbortHandle,
 }
 
 /// State of KSM.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct KsmStatus {
     /// Its counters; `None`: not read yet, or the kernel has no KSM.
     pub counters: Option<Reading<Counters>>,
     /// Whether the last order was to merge, and was carried out.
@@ -44,7 +44,7 @@ impl KsmDriver {
     pub fn start(hand: Hand) -> Self {
         let (orders, inbox) = watch::channel(KsmOrder::Undecided);
         let (urgent, asked) = mpsc::channel(4);
-        let known = Arc::<Mutex<Known>>::default();
+        let known = Arc::<Mutex<KsmStatus>>::default();
         let task = tokio::spawn(run(hand, inbox, asked, Arc::clone(&known))).abort_handle();
         Self { orders, urgent, known, task }
     }
@@ -74,7 +74,7 @@ impl KsmDriver {
 
     /// The latest state of KSM.
     #[must_use]
-    pub fn known(&self) -> Known {
+    pub fn known(&self) -> KsmStatus {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -89,7 +89,7 @@ async fn run(
     mut hand: Hand,
     mut orders: watch::Receiver<KsmOrder>,
     mut asked: mpsc::Receiver<Urgent>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<KsmStatus>>,
 ) {
     loop {
         let (order, reply) = tokio::select! {
@@ -110,7 +110,7 @@ async fn run(
         // An error means that the runtime is shutting down.
         let Ok((back, outcome, counters)) = step.await else { return };
         hand = back;
-        let news = Known {
+        let news = KsmStatus {
             counters: counters.map(|counters| Reading::new(counters, boot_now())),
             is_driven: matches!(order, KsmOrder::Drive(_)) && outcome.is_ok(),
             trouble: outcome.as_ref().err().map(ToString::to_string),

@@ -12,13 +12,13 @@ const RATE: PagesPerMs = PagesPerMs(50);
 const DRIVE: KsmOrder = KsmOrder::Drive(RATE);
 
 /// A host's KSM, and a daemon's state directory.
-struct World {
+struct KsmFixture {
     ksm: tempfile::TempDir,
     state: tempfile::TempDir,
     hand: Hand,
 }
 
-impl World {
+impl KsmFixture {
     /// KSM with the given `run` setting, and the given number of merged pages.
     fn new(run: &str, merged: u32) -> Self {
         let (ksm, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -91,7 +91,7 @@ fn driven() -> [String; 6] {
 
 #[test]
 fn the_rate_is_pages_in_a_batch_and_what_was_there_goes_back() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     world.obey(DRIVE).unwrap();
     assert_eq!(world.all(), driven());
     world.obey(KsmOrder::Drive(PagesPerMs(5))).unwrap();
@@ -104,7 +104,7 @@ fn the_rate_is_pages_in_a_batch_and_what_was_there_goes_back() {
 
 #[test]
 fn the_journal_is_written_before_the_first_setting() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     // Without the state directory nothing can be recorded.
     let state = world.state.path().to_owned();
     std::fs::remove_dir_all(&state).unwrap();
@@ -120,7 +120,7 @@ fn the_journal_is_written_before_the_first_setting() {
 
 #[test]
 fn undecided_and_without_a_record_nothing_is_done() {
-    let mut world = World::new("1", 7);
+    let mut world = KsmFixture::new("1", 7);
     for order in [KsmOrder::Undecided, KsmOrder::Rest, KsmOrder::PutBack] {
         assert_eq!(world.obey(order).unwrap(), None);
     }
@@ -130,7 +130,7 @@ fn undecided_and_without_a_record_nothing_is_done() {
 
 #[test]
 fn a_restarted_daemon_keeps_the_operators_values() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     world.obey(DRIVE).unwrap();
     world.restart();
     world.obey(DRIVE).unwrap();
@@ -146,7 +146,7 @@ fn a_restarted_daemon_keeps_the_operators_values() {
 
 #[test]
 fn what_the_advisor_chooses_is_left_to_it() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     world.obey(DRIVE).unwrap();
     // State after a kill: the advisor was restored, but not yet removed from the record.
     world.write("advisor_mode", "none [scan-time]");
@@ -159,7 +159,7 @@ fn what_the_advisor_chooses_is_left_to_it() {
 
 #[test]
 fn resting_stops_it_and_keeps_what_is_merged() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     world.obey(DRIVE).unwrap();
     world.merge(3);
     world.obey(KsmOrder::Rest).unwrap();
@@ -175,14 +175,14 @@ fn resting_stops_it_and_keeps_what_is_merged() {
 
 #[test]
 fn what_ksm_had_merged_by_itself_stays_and_only_the_rates_go_back() {
-    let mut world = World::new("1", 5000);
+    let mut world = KsmFixture::new("1", 5000);
     world.obey(DRIVE).unwrap();
     assert_eq!(world.all(), driven());
     let said = world.obey(KsmOrder::PutBack).unwrap().unwrap();
     assert!(!said.contains("unmerged"), "{said}");
     assert_eq!((world.all(), world.on_record()), (as_before("1"), None));
 
-    let mut stopped = World::new("0", 5000);
+    let mut stopped = KsmFixture::new("0", 5000);
     stopped.obey(DRIVE).unwrap();
     let said = stopped.obey(KsmOrder::PutBack).unwrap().unwrap();
     assert!(said.contains("stays merged"), "{said}");
@@ -191,7 +191,7 @@ fn what_ksm_had_merged_by_itself_stays_and_only_the_rates_go_back() {
 
 #[test]
 fn what_was_merged_is_unmerged_if_the_host_has_room_and_else_stays_on_record() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     world.obey(DRIVE).unwrap();
     world.merge(1000);
     let error = world.obey(KsmOrder::PutBack).unwrap_err();
@@ -208,7 +208,7 @@ fn what_was_merged_is_unmerged_if_the_host_has_room_and_else_stays_on_record() {
 
 #[test]
 fn ksm_that_was_unmerged_before_is_unmerged_again() {
-    let mut world = World::new("2", 0);
+    let mut world = KsmFixture::new("2", 0);
     world.obey(DRIVE).unwrap();
     world.merge(1);
     world.obey(KsmOrder::PutBack).unwrap();
@@ -217,7 +217,7 @@ fn ksm_that_was_unmerged_before_is_unmerged_again() {
 
 #[test]
 fn what_others_change_is_theirs_and_the_rest_goes_back() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     world.obey(DRIVE).unwrap();
     world.write("pages_to_scan", "4000");
     for order in [DRIVE, DRIVE, KsmOrder::Rest] {
@@ -236,7 +236,7 @@ fn what_others_change_is_theirs_and_the_rest_goes_back() {
 
 #[test]
 fn who_stops_or_starts_it_is_not_fought() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     world.obey(DRIVE).unwrap();
     world.write("run", "0");
     world.obey(DRIVE).unwrap_err();
@@ -249,7 +249,7 @@ fn who_stops_or_starts_it_is_not_fought() {
 
 #[test]
 fn a_kernel_without_ksm_or_that_refuses_is_a_reason_and_nothing_else() {
-    let mut world = World::new("0", 0);
+    let mut world = KsmFixture::new("0", 0);
     let run = world.ksm.path().join("run");
     std::fs::remove_file(&run).unwrap();
     assert!(matches!(world.obey(DRIVE), Err(KsmTrouble::Absent)));
@@ -266,7 +266,7 @@ fn a_kernel_without_ksm_or_that_refuses_is_a_reason_and_nothing_else() {
 
 #[tokio::test]
 async fn what_is_ordered_shows_and_what_is_asked_for_is_answered() {
-    let World { ksm: _ksm, state: _state, hand } = World::new("0", 2);
+    let KsmFixture { ksm: _ksm, state: _state, hand } = KsmFixture::new("0", 2);
     let driver = KsmDriver::start(hand);
     driver.order(DRIVE);
     let limit = std::time::Duration::from_secs(60);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use model::HostName;
 use serde_json::{Value, json};
 
-use super::super::qmp::{Client, Command, QmpError};
+use super::super::qmp::{Command, QmpClient, QmpError};
 use super::told_with;
 use crate::pki::{AUTHORITY_CERTIFICATE, Purpose};
 
@@ -64,13 +64,17 @@ impl Secured {
 
     /// Prepares the source's QEMU; returns the parameters for its migration. Its object is called
     /// `id`.
-    pub(super) async fn at_source(&self, client: &mut Client, id: &str) -> Result<Value, QmpError> {
+    pub(super) async fn at_source(
+        &self,
+        client: &mut QmpClient,
+        id: &str,
+    ) -> Result<Value, QmpError> {
         self.credentials(client, id, End::Source).await?;
         Ok(json!({"tls-creds": id, "tls-hostname": self.peer_name(), "tls-authz": ""}))
     }
 
     /// Prepares the target's QEMU; returns the parameters for its migration.
-    pub(super) async fn at_target(&self, client: &mut Client) -> Result<Value, QmpError> {
+    pub(super) async fn at_target(&self, client: &mut QmpClient) -> Result<Value, QmpError> {
         // A daemon that died in the middle of this may have left these objects.
         for id in [WAITS, COMES_FROM] {
             forget(client, id).await?;
@@ -83,8 +87,13 @@ impl Secured {
         Ok(json!({"tls-creds": WAITS, "tls-hostname": "", "tls-authz": COMES_FROM}))
     }
 
-    async fn credentials(&self, client: &mut Client, id: &str, end: End) -> Result<(), QmpError> {
-        let shown = Shown::new(self, end).map_err(|error| {
+    async fn credentials(
+        &self,
+        client: &mut QmpClient,
+        id: &str,
+        end: End,
+    ) -> Result<(), QmpError> {
+        let shown = CertificateCopies::new(self, end).map_err(|error| {
             let why = format!("certificates in {}: {error}", self.files.display());
             QmpError::Refused { command: "object-add", message: why }
         })?;
@@ -100,7 +109,7 @@ impl Secured {
 }
 
 /// Removes an object, if it exists.
-pub(super) async fn forget(client: &mut Client, id: &str) -> Result<(), QmpError> {
+pub(super) async fn forget(client: &mut QmpClient, id: &str) -> Result<(), QmpError> {
     match client.execute(Command::with("object-del", json!({"id": id}))).await {
         Err(error) if error.is_fatal() => Err(error),
         _ => Ok(()),
@@ -108,9 +117,9 @@ pub(super) async fn forget(client: &mut Client, id: &str) -> Result<(), QmpError
 }
 
 /// Copies of certificates that QEMU may read; dropping it deletes them.
-struct Shown(PathBuf);
+struct CertificateCopies(PathBuf);
 
-impl Shown {
+impl CertificateCopies {
     fn new(secured: &Secured, end: End) -> io::Result<Self> {
         let parent = &secured.shown;
         directory(parent)?;
@@ -152,7 +161,7 @@ fn directory(path: &Path) -> io::Result<()> {
     }
 }
 
-impl Drop for Shown {
+impl Drop for CertificateCopies {
     fn drop(&mut self) {
         // A directory that stays cannot be found, because its name is random.
         let _ = fs::remove_dir_all(&self.0);
@@ -172,10 +181,11 @@ mod tests {
             fs::write(files.join(name), name).unwrap();
         }
         let secured = Secured { files: files.clone(), shown: shown.clone(), peer: "b".into() };
-        let missing = Shown::new(&secured, End::Source).map(|_| ()).unwrap_err().to_string();
+        let missing =
+            CertificateCopies::new(&secured, End::Source).map(|_| ()).unwrap_err().to_string();
         assert!(missing.starts_with("client-key.pem: "), "{missing}");
         fs::write(files.join("client-key.pem"), "key").unwrap();
-        let found = Shown::new(&secured, End::Source).unwrap();
+        let found = CertificateCopies::new(&secured, End::Source).unwrap();
         assert_eq!(fs::read_to_string(found.0.join("client-key.pem")).unwrap(), "key");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&shown), mode(&found.0)), (0o711, 0o711));

@@ -24,7 +24,7 @@ pub const DEADLINE: Duration = Duration::from_secs(2);
 
 /// A connection whose greeting has been received, and which may send commands.
 #[derive(Debug)]
-pub struct Client {
+pub struct QmpClient {
     stream: UnixStream,
     lines: Lines,
     /// Longest line that is accepted now.
@@ -50,7 +50,7 @@ pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await
 }
 
-impl Client {
+impl QmpClient {
     /// Connects, waits for the greeting, and enters command mode.
     ///
     /// # Errors

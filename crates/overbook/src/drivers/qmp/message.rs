@@ -91,7 +91,7 @@ struct Actual {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct RawResponse {
     #[serde(default, rename = "return", with = "present")]
     value: Option<Value>,
     error: Option<RawError>,
@@ -140,9 +140,9 @@ pub(crate) fn parse(line: &[u8]) -> Result<Message, QmpError> {
 pub(crate) fn outcome(line: &[u8]) -> Result<Result<Value, String>, QmpError> {
     let garbage = || QmpError::Garbage(excerpt(line));
     match serde_json::from_slice(line).map_err(|_| garbage())? {
-        Answer { error: Some(RawError { desc }), .. } => Ok(Err(desc)),
-        Answer { value: Some(value), .. } => Ok(Ok(value)),
-        Answer { .. } => Err(garbage()),
+        RawResponse { error: Some(RawError { desc }), .. } => Ok(Err(desc)),
+        RawResponse { value: Some(value), .. } => Ok(Ok(value)),
+        RawResponse { .. } => Err(garbage()),
     }
 }
 

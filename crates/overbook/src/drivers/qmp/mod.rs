@@ -23,7 +23,7 @@ mod error;
 mod framing;
 mod message;
 
-pub use client::{Client, DEADLINE, connect};
+pub use client::{DEADLINE, QmpClient, connect};
 pub use error::QmpError;
 pub use framing::{MAX_LARGE, MAX_LINE};
 pub use message::Command;

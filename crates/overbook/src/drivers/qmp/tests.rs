@@ -12,7 +12,7 @@ const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
 
 /// The scripted server's next step.
 #[derive(Clone)]
-enum Step {
+enum ScriptStep {
     /// Sends this text, end of line included.
     Say(String),
     /// Waits for one line.
@@ -20,19 +20,19 @@ enum Step {
     /// Pauses.
     Wait(Duration),
 }
-use Step::{Hear, Say, Wait};
+use ScriptStep::{Hear, Say, Wait};
 
-fn say(line: &str) -> Step {
+fn say(line: &str) -> ScriptStep {
     Say(format!("{line}\n"))
 }
 
 /// Sends the greeting and accepts `qmp_capabilities`.
-fn hello() -> Vec<Step> {
+fn hello() -> Vec<ScriptStep> {
     vec![say(GREETING), Hear, say(r#"{"return": {}, "id": 1}"#)]
 }
 
 /// Connects to a server that follows `script` and then closes the connection.
-async fn connect(script: Vec<Step>) -> Result<Client, QmpError> {
+async fn connect(script: Vec<ScriptStep>) -> Result<QmpClient, QmpError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let listener = UnixListener::bind(&path).unwrap();
@@ -47,14 +47,14 @@ async fn connect(script: Vec<Step>) -> Result<Client, QmpError> {
             }
         }
     });
-    Client::connect(&path).await
+    QmpClient::connect(&path).await
 }
 
-async fn connect_then(script: &[Step]) -> Client {
+async fn connect_then(script: &[ScriptStep]) -> QmpClient {
     connect([hello(), script.to_vec()].concat()).await.unwrap()
 }
 
-async fn refused(script: Vec<Step>) -> String {
+async fn refused(script: Vec<ScriptStep>) -> String {
     connect(script).await.unwrap_err().to_string()
 }
 
@@ -94,9 +94,9 @@ async fn nobody_listening_is_a_dead_socket() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    assert!(Client::connect(&path).await.unwrap_err().is_dead_socket());
+    assert!(QmpClient::connect(&path).await.unwrap_err().is_dead_socket());
     std::fs::remove_file(&path).unwrap();
-    assert!(Client::connect(&path).await.unwrap_err().is_dead_socket());
+    assert!(QmpClient::connect(&path).await.unwrap_err().is_dead_socket());
 }
 
 #[tokio::test]
@@ -125,7 +125,7 @@ async fn of_many_events_the_latest_balloon_is_kept_and_a_flood_ends_the_connecti
     client.execute(Command::new("query-balloon")).await.unwrap();
     assert_eq!(client.balloon_change().await.unwrap(), Bytes(99));
 
-    let flood: Vec<Step> = (0..1_000).map(event).collect();
+    let flood: Vec<ScriptStep> = (0..1_000).map(event).collect();
     let mut client = connect_then(&flood).await;
     let error = loop {
         match client.balloon_change().await {
@@ -204,7 +204,7 @@ async fn a_queue_that_is_full_is_another_clients_doing() {
         assert!(others.len() < 8, "the queue never fills");
         match tokio::net::UnixStream::connect(&path).await {
             Ok(stream) => others.push(stream),
-            Err(_) => break Client::connect(&path).await.unwrap_err(),
+            Err(_) => break QmpClient::connect(&path).await.unwrap_err(),
         }
     };
     assert!(matches!(error, QmpError::Queue), "{error}");

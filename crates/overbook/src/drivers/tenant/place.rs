@@ -15,7 +15,7 @@ const STICKY: u32 = 0o1000;
 
 /// The place of a socket.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SocketLocation {
     /// The name of its directory.
     pub(crate) directory: String,
     /// The VM's name according to the socket's file name.
@@ -49,7 +49,7 @@ impl Makers {
     }
 }
 
-impl Place {
+impl SocketLocation {
     /// The place of a VM without a socket, which confirms nothing.
     pub(crate) fn nowhere() -> Self {
         Self { directory: String::new(), stem: VmName::from(""), makers: Makers::Some }
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_place_has_the_names_of_directory_and_socket() {
-        let place = Place::of(Path::new("/run/overbook/qmp/web/web-1.sock"));
+        let place = SocketLocation::of(Path::new("/run/overbook/qmp/web/web-1.sock"));
         assert_eq!((place.directory.as_str(), place.stem.as_str()), ("web", "web-1"));
     }
 }

@@ -13,9 +13,9 @@ const ADDED: [&[&str]; 6] = [
 ];
 
 /// A file of this version with one row, opened by the current code.
-fn opened_from(version: usize) -> (tempfile::TempDir, Store) {
+fn opened_from(version: usize) -> (tempfile::TempDir, HistoryStore) {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut store = HistoryStore::open(&file(&dir), Bytes::mib(1)).unwrap();
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
@@ -31,7 +31,7 @@ fn opened_from(version: usize) -> (tempfile::TempDir, Store) {
     }
     connection.pragma_update(None, "user_version", u32::try_from(version).unwrap()).unwrap();
     drop(connection);
-    let store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let store = HistoryStore::open(&file(&dir), Bytes::mib(1)).unwrap();
     (dir, store)
 }
 

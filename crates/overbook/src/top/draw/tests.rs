@@ -7,14 +7,14 @@ use ratatui::{Terminal, backend::TestBackend};
 use super::*;
 use crate::{
     fixture,
-    shown::{LastChange, Shown},
-    top::{state::Request, watch::News},
+    shown::{LastChange, TickView},
+    top::{state::PauseRequest, watch::PollerEvent},
     wire::Explanation,
 };
 
 /// The fixture's page, as the daemon would send it; `web-1` swaps.
 pub(crate) fn page() -> Page {
-    let shown = Shown::first(Arc::new(fixture::published()));
+    let shown = TickView::first(Arc::new(fixture::published()));
     let mut host = HostStatus::of(&shown);
     host.tick_age_ms = 300;
     let mut vms = VmStatus::all(&shown);
@@ -27,7 +27,7 @@ pub(crate) fn page() -> Page {
     Page { host, groups: GroupStatus::all(&shown), vms, explanation: None }
 }
 
-fn screen(state: &State, width: u16, height: u16) -> Vec<String> {
+fn screen(state: &ScreenState, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, state)).unwrap();
     let buffer = terminal.backend().buffer().clone();
@@ -35,9 +35,9 @@ fn screen(state: &State, width: u16, height: u16) -> Vec<String> {
     (0..height).map(|y| line(y).trim_end().to_owned()).collect()
 }
 
-fn state() -> State {
-    let mut state = State::default();
-    state.learn(News::Page(Box::new(page())));
+fn state() -> ScreenState {
+    let mut state = ScreenState::default();
+    state.learn(PollerEvent::Page(Box::new(page())));
     state
 }
 
@@ -78,10 +78,10 @@ fn a_selected_vm_is_explained() {
 #[test]
 fn a_question_and_a_lost_daemon_stand_in_the_last_line() {
     let mut state = state();
-    state.asking = Some(Request::Pause);
+    state.asking = Some(PauseRequest::Pause);
     assert!(screen(&state, 100, 20)[19].starts_with("Pause: change nothing any more"));
     state.asking = None;
-    state.learn(News::Lost("no daemon answers at /s".to_owned()));
+    state.learn(PollerEvent::Lost("no daemon answers at /s".to_owned()));
     assert_eq!(screen(&state, 100, 20)[19], "these figures are old: no daemon answers at /s");
 }
 

@@ -40,7 +40,7 @@ fn backing_files_are_opened_only_on_request_and_only_where_they_may_be() {
     let built_on = |name: &str, format: Option<&str>, asked: bool| {
         fs::write(&top, in_front_of(name, format, raw.len())).unwrap();
         let backing_dir = asked.then(|| here.join("base"));
-        build(&Request { backing_dir, ..request(&[&top]) }, |_, _| {})
+        build(&BuildRequest { backing_dir, ..request(&[&top]) }, |_, _| {})
     };
     for (name, format) in [
         ("base/disk.raw", "raw"),
@@ -89,7 +89,8 @@ fn images_behind_each_other_end() {
         let image = in_front_of(&behind, Some("qcow2"), raw.len() + (number << 20));
         fs::write(top(number), image).unwrap();
     }
-    let asked = |number| Request { backing_dir: Some(here.into()), ..request(&[&top(number)]) };
+    let asked =
+        |number| BuildRequest { backing_dir: Some(here.into()), ..request(&[&top(number)]) };
     assert!(built(&asked(16)).0 == built(&request(&[&root])).0);
     let error = refused(&asked(17));
     assert!(error.contains("\"0.qcow2\" is one too many; valid: 16"), "{error}");

@@ -45,7 +45,7 @@ fn a_source_that_gives_no_page_is_an_error_that_says_what_was_there() {
     }
     let zeros = here.join("zeros");
     fs::write(&zeros, vec![0; 1 << 20]).unwrap();
-    let error = refused(&Request { all_pages: true, ..request(&[&zeros]) });
+    let error = refused(&BuildRequest { all_pages: true, ..request(&[&zeros]) });
     assert!(error.contains("all pages of the sources are zeros"), "{error}");
 }
 

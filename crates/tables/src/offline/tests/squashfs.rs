@@ -135,8 +135,8 @@ fn squashfs_is_read_as_the_files_in_it() {
         for disk in [partitioned(&whole, true), whole] {
             fs::write(&image, disk).unwrap();
             for all_pages in [false, true] {
-                let (plain, _) = built(&Request { all_pages, ..request(&[&root]) });
-                let (table, work) = built(&Request { all_pages, ..request(&[&image]) });
+                let (plain, _) = built(&BuildRequest { all_pages, ..request(&[&root]) });
+                let (table, work) = built(&BuildRequest { all_pages, ..request(&[&image]) });
                 assert!(table == plain, "{work:?}");
                 assert_eq!((work.files, work.left_out), (72, 0));
             }
@@ -217,7 +217,7 @@ fn all_that_a_squashfs_unpacks_counts() {
     let path = directory.path().join("image");
     fs::write(&path, squashfs(&files(), compressions()[0], false)).unwrap();
     let (request, left) = (request(&[&path]), Left::new(&path));
-    let shared = Shared::new(&request);
+    let shared = BuildState::new(&request);
     let mut cutter = Cutter::new(&shared, request.sampling);
     let mut cut = |most: u64| {
         let disk = Box::new(File::open(&path).unwrap());
