@@ -15,9 +15,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 const NOBODY: u32 = 65534;
 
 /// A temporary directory with a configuration of one disk in it.
-struct Host(tempfile::TempDir);
+struct DiskHost(tempfile::TempDir);
 
-impl Host {
+impl DiskHost {
     fn new(file: &str, size: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
         let at = dir.path().display();
@@ -70,7 +70,7 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn a_swap_file_is_its_owners_alone() {
     let Some(_turn) = take_turn() else { return };
-    let host = Host::new("swap", "1MiB");
+    let host = DiskHost::new("swap", "1MiB");
     let (file, socket) = (host.path("swap"), host.path("disks/swap.sock"));
     let said = host.serve_until(|| socket.exists());
     assert_eq!((mode(&file), mode(&socket)), (0o600, 0o600), "{said}");
@@ -88,7 +88,7 @@ fn a_swap_file_is_its_owners_alone() {
 #[test]
 fn no_other_user_leads_the_path_of_a_disk_elsewhere() {
     let Some(_turn) = take_turn() else { return };
-    let host = Host::new("vm/swap", "1MiB");
+    let host = DiskHost::new("vm/swap", "1MiB");
     let (said, code) = host.check();
     assert!(said.contains("/vm does not exist: make it") && code == Some(1), "{said}");
     fs::create_dir(host.path("vm")).unwrap();
@@ -119,7 +119,7 @@ fn no_other_user_leads_the_path_of_a_disk_elsewhere() {
 #[test]
 fn a_disk_that_is_larger_than_the_room_for_it_is_refused_and_leaves_nothing() {
     let Some(_turn) = take_turn() else { return };
-    let host = Host::new("room/swap", "1GiB");
+    let host = DiskHost::new("room/swap", "1GiB");
     fs::create_dir(host.path("room")).unwrap();
     let script = "mount -t tmpfs -o size=200M,mode=0755 tmpfs \"$1\" || exit 77
         before=$(df --output=used \"$1\")
@@ -153,7 +153,7 @@ fn a_disk_that_is_larger_than_the_room_for_it_is_refused_and_leaves_nothing() {
 #[test]
 fn what_serves_a_disk_is_in_no_core_dump() {
     let Some(_turn) = take_turn() else { return };
-    let host = Host::new("swap", "1MiB");
+    let host = DiskHost::new("swap", "1MiB");
     if chown(host.path(""), Some(NOBODY), None).is_err() {
         skip("only root can start a program as another user");
         return;

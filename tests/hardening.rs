@@ -23,7 +23,7 @@ const VMS: [&str; 2] = ["dumped", "undumped"];
 const A_WHILE: Duration = Duration::from_secs(20);
 
 /// One mapping of a process, from `smaps`.
-struct Mapping {
+struct MarkedMapping {
     start: u64,
     end: u64,
     /// The file, if it maps one.
@@ -32,7 +32,7 @@ struct Mapping {
     flags: Vec<String>,
 }
 
-impl Mapping {
+impl MarkedMapping {
     fn has(&self, flag: &str) -> bool {
         self.flags.iter().any(|found| found == flag)
     }
@@ -44,8 +44,8 @@ impl Mapping {
     }
 }
 
-fn mappings(pid: u32) -> Vec<Mapping> {
-    let mut found: Vec<Mapping> = Vec::new();
+fn mappings(pid: u32) -> Vec<MarkedMapping> {
+    let mut found: Vec<MarkedMapping> = Vec::new();
     for line in fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap().lines() {
         let mut words = line.split_whitespace();
         match (words.next().unwrap(), found.last_mut()) {
@@ -56,7 +56,7 @@ fn mappings(pid: u32) -> Vec<Mapping> {
             (first, _) if !first.ends_with(':') => {
                 let (start, end) = first.split_once('-').unwrap();
                 let number = |text| u64::from_str_radix(text, 16).unwrap();
-                found.push(Mapping {
+                found.push(MarkedMapping {
                     start: number(start),
                     end: number(end),
                     name: words.nth(4).unwrap_or_default().to_owned(),
@@ -103,7 +103,7 @@ fn found_in(pid: u32, beginnings: &HashSet<Beginning>) -> [Vec<String>; 2] {
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
     let mut found = [Vec::new(), Vec::new()];
     // A guest may have the same content from the same file.
-    let is_own = |mapping: &&Mapping| mapping.has("wr") && !mapping.name.starts_with('/');
+    let is_own = |mapping: &&MarkedMapping| mapping.has("wr") && !mapping.name.starts_with('/');
     for mapping in mappings(pid).iter().filter(is_own) {
         let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start).unwrap()];
         let len = read(&memory, mapping.start, &mut bytes);
@@ -135,16 +135,17 @@ fn until_all(stage: &Stage, what: &str, of: &str, field: &str) {
 /// including pages of a pool, is dumped if this QEMU wants it. A new mapping is marked a moment
 /// later.
 fn wrongly_dumped(pid: u32, wants_ram: bool) -> Vec<String> {
-    let of_pool = |mapping: &Mapping| mapping.name.starts_with("/memfd:overbook-pool");
-    let is_ram = |mapping: &Mapping| of_pool(mapping) || mapping.has("dc") && mapping.has("mg");
+    let of_pool = |mapping: &MarkedMapping| mapping.name.starts_with("/memfd:overbook-pool");
+    let is_ram =
+        |mapping: &MarkedMapping| of_pool(mapping) || mapping.has("dc") && mapping.has("mg");
     let mappings = mappings(pid);
     assert!(mappings.iter().any(of_pool), "does it share?");
-    let is_wrong = |mapping: &&Mapping| {
+    let is_wrong = |mapping: &&MarkedMapping| {
         let is_dumped = !mapping.has("dd");
         is_dumped && mapping.has("rr") || is_ram(mapping) && is_dumped != wants_ram
     };
-    let told = |mapping: &Mapping| {
-        let Mapping { start, end, name, resident, flags } = mapping;
+    let told = |mapping: &MarkedMapping| {
+        let MarkedMapping { start, end, name, resident, flags } = mapping;
         format!("{start:x}-{end:x} {name:?} {resident} {flags:?}")
     };
     mappings.iter().filter(is_wrong).map(told).collect()

@@ -16,9 +16,9 @@ use pages::offline::{Sampling, Table};
 use tables::offline::{BuildRequest, OfflineError, Work, build};
 
 /// The programs that make the images.
-struct Programs(Unpacked);
+struct ImagePrograms(Unpacked);
 
-impl Programs {
+impl ImagePrograms {
     fn provide() -> Option<Self> {
         unpacked("image-makers", &["squashfs-tools", "lz4", "qemu-utils"]).map(Self)
     }
@@ -72,7 +72,7 @@ fn random(len: usize) -> Vec<u8> {
 
 #[test]
 fn squashfs_of_every_kind_is_the_tree_in_it() {
-    let Some(programs) = Programs::provide() else { return };
+    let Some(programs) = ImagePrograms::provide() else { return };
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     make_tree(&directory.join("root"));
@@ -113,7 +113,7 @@ fn squashfs_of_every_kind_is_the_tree_in_it() {
 
 #[test]
 fn a_kernel_that_lz4_has_compressed_is_the_kernel() {
-    let Some(programs) = Programs::provide() else { return };
+    let Some(programs) = ImagePrograms::provide() else { return };
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     // An executable, and more than two of LZ4's blocks, with compressible and incompressible data.
@@ -138,7 +138,7 @@ fn a_kernel_that_lz4_has_compressed_is_the_kernel() {
 
 #[test]
 fn an_image_is_what_it_has_and_what_its_backing_files_have() {
-    let Some(programs) = Programs::provide() else { return };
+    let Some(programs) = ImagePrograms::provide() else { return };
     let directory = tempfile::tempdir().unwrap();
     let here = directory.path();
     make_tree(&here.join("root"));

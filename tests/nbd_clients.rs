@@ -26,9 +26,9 @@ use tokio::runtime::Runtime;
 
 const SIZE: u64 = 32 << 20;
 /// Programs of other projects.
-struct Programs(Unpacked);
+struct ClientPrograms(Unpacked);
 
-impl Programs {
+impl ClientPrograms {
     fn provide() -> Option<Self> {
         unpacked("nbd-clients", &["libnbd-bin", "qemu-utils"]).map(Self)
     }
@@ -62,9 +62,9 @@ impl Programs {
 }
 
 /// A disk of each kind.
-struct Disks(Vec<(&'static str, Arc<dyn Layer>)>);
+struct ClientDisks(Vec<(&'static str, Arc<dyn Layer>)>);
 
-impl Catalogue for Disks {
+impl Catalogue for ClientDisks {
     fn list(&self) -> Vec<String> {
         self.0.iter().map(|(name, _)| (*name).to_owned()).collect()
     }
@@ -80,23 +80,23 @@ impl Catalogue for Disks {
 }
 
 /// A page server of two disks on a unix socket, and with TLS on a port.
-struct Stage {
-    programs: Programs,
+struct ClientStage {
+    programs: ClientPrograms,
     dir: tempfile::TempDir,
     memory: Arc<Memory>,
     port: u16,
     runtime: Runtime,
 }
 
-impl Stage {
+impl ClientStage {
     fn start() -> Option<Self> {
-        let programs = Programs::provide()?;
+        let programs = ClientPrograms::provide()?;
         let dir = tempfile::tempdir_in("/tmp").unwrap();
         let memory = Arc::new(Memory::new(SIZE));
         let handle = tempfile::tempfile().unwrap();
         handle.set_len(SIZE).unwrap();
         let file = Arc::new(File::new(Path::new("disk"), handle, SIZE));
-        let disks = Arc::new(Disks(vec![("memory", memory.clone()), ("file", file)]));
+        let disks = Arc::new(ClientDisks(vec![("memory", memory.clone()), ("file", file)]));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.unwrap();
@@ -175,7 +175,7 @@ fn certificates(dir: &Path) {
 
 #[test]
 fn libnbd_lists_and_knows_what_there_is() {
-    let Some(stage) = Stage::start() else { return };
+    let Some(stage) = ClientStage::start() else { return };
     for uri in [stage.unix("file"), stage.tls("file")] {
         let info = stage.programs.succeeds("nbdinfo", &["--json", &uri]);
         let info: Value = serde_json::from_str(&info).unwrap();
@@ -201,7 +201,7 @@ fn libnbd_lists_and_knows_what_there_is() {
 
 #[test]
 fn libnbd_copies_in_and_out_on_many_connections() {
-    let Some(stage) = Stage::start() else { return };
+    let Some(stage) = ClientStage::start() else { return };
     let image = stage.image("image");
     let (from, to) = (stage.path("image"), stage.path("copy"));
     let memory = [stage.unix("memory"), stage.tls("memory")];
@@ -233,7 +233,7 @@ fn libnbd_copies_in_and_out_on_many_connections() {
 
 #[test]
 fn qemu_copies_compares_and_maps() {
-    let Some(stage) = Stage::start() else { return };
+    let Some(stage) = ClientStage::start() else { return };
     let image = stage.image("image");
     let (from, unix) = (stage.path("image"), stage.unix("memory"));
     let [object, options] = stage.tls_options("memory");
@@ -258,7 +258,7 @@ fn qemu_copies_compares_and_maps() {
 
 #[test]
 fn qemu_writes_trims_and_zeroes() {
-    let Some(stage) = Stage::start() else { return };
+    let Some(stage) = ClientStage::start() else { return };
     for disk in ["memory", "file"] {
         let unix = stage.unix(disk);
         let [object, options] = stage.tls_options(disk);
@@ -300,7 +300,7 @@ fn qemu_writes_trims_and_zeroes() {
 /// QEMU's server uses ours as its disk, and our client uses QEMU's server.
 #[test]
 fn our_client_asks_qemus_server_before_ours() {
-    let Some(stage) = Stage::start() else { return };
+    let Some(stage) = ClientStage::start() else { return };
     let socket = stage.path("qemu");
     let [object, _] = stage.tls_options("memory");
     let mut server = stage
@@ -364,7 +364,7 @@ fn the_kernels_driver_uses_a_disk() {
         return;
     };
     drop(found);
-    let Some(stage) = Stage::start() else { return };
+    let Some(stage) = ClientStage::start() else { return };
     let socket = stage.path("socket");
     let connect = ["-unix", &socket, "-N", "memory", device];
     let attached = Command::new("nbd-client").args(connect).output().unwrap();

@@ -21,12 +21,12 @@ const VALID: Duration = Duration::from_secs(3600);
 const POLL: Duration = Duration::from_millis(100);
 
 /// A host: a directory and a daemon.
-struct Host {
+struct MemberHost {
     dir: PathBuf,
     daemon: Option<Child>,
 }
 
-impl Host {
+impl MemberHost {
     fn new(name: &str, dir: &Path, pool: &str, incoming: Option<&Path>) -> Self {
         fs::create_dir_all(dir.join("run/state")).unwrap();
         fs::create_dir_all(dir.join("etc")).unwrap();
@@ -107,7 +107,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for MemberHost {
     fn drop(&mut self) {
         self.kill();
     }
@@ -127,7 +127,7 @@ fn kill(child: &mut Option<Child>) {
     }
 }
 
-fn until(what: &str, hosts: &[&Host], mut is_so: impl FnMut() -> bool) {
+fn until(what: &str, hosts: &[&MemberHost], mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !is_so() {
         let scenes = || hosts.iter().map(|host| host.scene()).collect::<Vec<_>>().join("\n---\n");
@@ -137,7 +137,7 @@ fn until(what: &str, hosts: &[&Host], mut is_so: impl FnMut() -> bool) {
 }
 
 /// The rows of `overbook cluster`, as this host sees them.
-fn rows(host: &Host, what: &str) -> Vec<Value> {
+fn rows(host: &MemberHost, what: &str) -> Vec<Value> {
     let page = host.asks(&["cluster", what, "--json"]);
     page.and_then(|page| page.as_array().cloned()).unwrap_or_default()
 }
@@ -168,8 +168,8 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     let takeover = Takeover::new(guest.process(), &near, &far).unwrap();
     let endpoints = members.endpoints();
     let pool = |tls: &Path| format!("etcd = {endpoints:?}\ntls = \"{}\"\n", tls.display());
-    let mut a = Host::new("a", &near, &pool(&issued("a")), None);
-    let mut b = Host::new("b", &far, &pool(&issued("b")), Some(takeover.script()));
+    let mut a = MemberHost::new("a", &near, &pool(&issued("a")), None);
+    let mut b = MemberHost::new("b", &far, &pool(&issued("b")), Some(takeover.script()));
     let controls = dir.path().join("controller.toml");
     let own = format!("[pool]\nhost = \"decides\"\nrest_s = 2\n{}", pool(&decides));
     fs::write(&controls, own).unwrap();

@@ -25,12 +25,12 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A host `a` that uses these members of etcd.
-struct Host {
+struct CheckedHost {
     config: PathBuf,
     incoming: PathBuf,
 }
 
-impl Host {
+impl CheckedHost {
     fn new(dir: &Path, endpoints: &[String], tls: Option<&Path>) -> Self {
         let (config, incoming) = (dir.join("overbook.toml"), dir.join("incoming"));
         let tls = match tls {
@@ -95,7 +95,7 @@ fn a_check_says_who_is_there_and_who_does_not_answer() {
         Err(why) => return skip(&why.to_string()),
     };
     let endpoints = members.endpoints();
-    let host = Host::new(dir.path(), &endpoints, None);
+    let host = CheckedHost::new(dir.path(), &endpoints, None);
     Runtime::new().unwrap().block_on(async {
         let (store, seat) = seat_of_b(&host.config).await;
         let etcd = format!("pool: etcd {}: ", endpoints[0]);
@@ -135,7 +135,7 @@ fn a_check_reads_the_certificates() {
         Err(why) => return skip(&why.to_string()),
     };
     let endpoints = members.endpoints();
-    let with = |tls: &Path| Host::new(dir.path(), &endpoints, Some(tls));
+    let with = |tls: &Path| CheckedHost::new(dir.path(), &endpoints, Some(tls));
     let a = issue(&own, "a", YEAR);
     Runtime::new().unwrap().block_on(async {
         let (_store, _seat) = seat_of_b(&with(&a).config).await;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lab::LabError;
-use lab::virtual_host::{HostError, Outcome, VirtualHost};
+use lab::virtual_host::{HostError, ScriptResult, VirtualHost};
 use overbook_tests::{provisions, skip, take_turn};
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ const KERNEL: &str = "6.12";
 const LIMIT: Duration = Duration::from_secs(170);
 
 /// Runs a script. `None`, with a message: the kernel is not available.
-fn run(host: &VirtualHost, script: &str, limit: Duration) -> Option<(Outcome, String)> {
+fn run(host: &VirtualHost, script: &str, limit: Duration) -> Option<(ScriptResult, String)> {
     let mut output = Vec::new();
     match host.run(script.as_bytes(), limit, &mut output) {
         Ok(outcome) => Some((outcome, String::from_utf8(output).unwrap())),

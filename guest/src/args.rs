@@ -19,7 +19,7 @@ const MAX_SECONDS: f64 = 1e7;
 /// Real work for lab guests; prints one JSON line per second.
 #[derive(Debug, Parser)]
 #[command(name = "overbook-guest", version, disable_help_subcommand = true)]
-pub(crate) struct Cli {
+pub(crate) struct GuestCli {
     #[command(flatten)]
     pub(crate) common: Common,
     #[command(subcommand)]
@@ -105,14 +105,14 @@ mod tests {
 
     fn refusal(line: &str) -> (String, i32) {
         let words = std::iter::once("overbook-guest").chain(line.split_whitespace());
-        let error = Cli::try_parse_from(words).expect_err(line);
+        let error = GuestCli::try_parse_from(words).expect_err(line);
         (error.to_string(), error.exit_code())
     }
 
     #[test]
     fn the_command_table_is_consistent() {
         use clap::CommandFactory;
-        Cli::command().debug_assert();
+        GuestCli::command().debug_assert();
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn common_options_may_stand_before_or_after_the_workload() {
         for line in ["x --seconds 2 --seed 7 pi --rate 5", "x pi --rate 5 --seed 7 --seconds 2"] {
-            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            let cli = GuestCli::try_parse_from(line.split(' ')).unwrap();
             assert_eq!(cli.common.time_limit(), Some(Duration::from_secs(2)));
             assert_eq!((cli.common.seed, cli.common.rate), (7, Some(5.0)));
         }

@@ -1,8 +1,8 @@
 //! The use of each page frame of the guest: code, data or stack of the system's programs, files
 //! that no program maps, the kernel's, free. Only the guest itself knows it.
 //!
-//! At a fixed interval the data disk gets one letter for each frame ([`Kind`]), from the first
-//! frame on; `census` counts the rounds. A frame's kind follows from the mappings of all
+//! At a fixed interval the data disk gets one letter for each frame ([`CensusKind`]), from the
+//! first frame on; `census` counts the rounds. A frame's kind follows from the mappings of all
 //! processes and from the kernel's flags of the frame (`pagemap`, `/proc/kpageflags`: root only).
 //!
 //! Programs are those below `/usr`. Pages that this program and the guest's init have mapped
@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::error::WorkError;
-use crate::run::Shared;
+use crate::run::RunState;
 
 const OUTPUT: &str = "/dev/data";
 const FLAGS: &str = "/proc/kpageflags";
@@ -42,7 +42,7 @@ const IS_ANONYMOUS: u64 = 1 << 12;
 /// The use of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Kind {
+enum CensusKind {
     /// In an executable mapping.
     Code = b'c',
     /// The first stack of a process.
@@ -60,7 +60,7 @@ enum Kind {
 }
 
 /// Counts again and again, until the stop.
-pub(crate) fn watch(every: Duration, shared: &Arc<Shared>) -> Result<(), WorkError> {
+pub(crate) fn watch(every: Duration, shared: &Arc<RunState>) -> Result<(), WorkError> {
     let output = File::options().write(true).open(OUTPUT);
     let output = output.map_err(WorkError::file("open", Path::new(OUTPUT)))?;
     shared.census.set(0);
@@ -99,7 +99,7 @@ fn count() -> io::Result<Vec<u8>> {
         let Ok(program) = process.join("exe").read_link() else { continue };
         let is_ours = !program.starts_with(PROGRAMS);
         let mut found = |frame, kind| {
-            set(&mut kinds, frame, if is_ours { Kind::System } else { kind });
+            set(&mut kinds, frame, if is_ours { CensusKind::System } else { kind });
         };
         // The process may end at any moment, and its frames may then belong to another one.
         let _ = add_process(&process, &mut found);
@@ -108,26 +108,26 @@ fn count() -> io::Result<Vec<u8>> {
 }
 
 /// Code stays code, even if another process maps it as data.
-fn set(kinds: &mut [Kind], frame: u64, kind: Kind) {
+fn set(kinds: &mut [CensusKind], frame: u64, kind: CensusKind) {
     let known = usize::try_from(frame).ok().and_then(|frame| kinds.get_mut(frame));
-    if let Some(known) = known.filter(|known| **known != Kind::Code) {
+    if let Some(known) = known.filter(|known| **known != CensusKind::Code) {
         *known = kind;
     }
 }
 
-fn of_flags(flags: u64) -> Kind {
+fn of_flags(flags: u64) -> CensusKind {
     match flags {
-        _ if flags & IS_FREE != 0 => Kind::Free,
-        _ if flags & IS_LISTED != 0 && flags & IS_ANONYMOUS == 0 => Kind::File,
-        _ => Kind::System,
+        _ if flags & IS_FREE != 0 => CensusKind::Free,
+        _ if flags & IS_LISTED != 0 && flags & IS_ANONYMOUS == 0 => CensusKind::File,
+        _ => CensusKind::System,
     }
 }
 
 /// Finds all frames in a process's mappings, each with its kind.
-fn add_process(process: &Path, found: &mut impl FnMut(u64, Kind)) -> io::Result<()> {
+fn add_process(process: &Path, found: &mut impl FnMut(u64, CensusKind)) -> io::Result<()> {
     let pagemap = File::open(process.join("pagemap"))?;
     for line in fs::read_to_string(process.join("maps"))?.lines() {
-        let Some(mapping) = Mapping::parse(line) else { continue };
+        let Some(mapping) = CensusMapping::parse(line) else { continue };
         let (mut page, end) = (mapping.start / PAGE_LEN, mapping.end / PAGE_LEN);
         while page < end {
             let entries = read_entries(&pagemap, page, PART.min(end - page))?;
@@ -152,7 +152,7 @@ fn read_entries(file: &File, first: u64, count: u64) -> io::Result<Vec<u64>> {
 
 /// A line of `maps`.
 #[derive(Debug, PartialEq, Eq)]
-struct Mapping {
+struct CensusMapping {
     start: u64,
     end: u64,
     is_code: bool,
@@ -161,7 +161,7 @@ struct Mapping {
     is_shared: bool,
 }
 
-impl Mapping {
+impl CensusMapping {
     /// `55d0-55d4 r-xp 00002000 fe:00 77    /usr/bin/cat`; `None` for the kernel's own mappings.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
@@ -178,12 +178,12 @@ impl Mapping {
         })
     }
 
-    fn kind(&self, is_file: bool) -> Kind {
+    fn kind(&self, is_file: bool) -> CensusKind {
         match self {
-            _ if self.is_code => Kind::Code,
-            _ if self.is_stack => Kind::Stack,
-            _ if is_file && !self.is_shared => Kind::Constant,
-            _ => Kind::Data,
+            _ if self.is_code => CensusKind::Code,
+            _ if self.is_stack => CensusKind::Stack,
+            _ if is_file && !self.is_shared => CensusKind::Constant,
+            _ => CensusKind::Data,
         }
     }
 }
@@ -192,26 +192,38 @@ impl Mapping {
 mod tests {
     use super::*;
 
-    fn kind(line: &str, is_file: bool) -> Kind {
-        Mapping::parse(line).unwrap().kind(is_file)
+    fn kind(line: &str, is_file: bool) -> CensusKind {
+        CensusMapping::parse(line).unwrap().kind(is_file)
     }
 
     #[test]
     fn a_mapping_tells_what_its_pages_are() {
-        assert_eq!(kind("1000-2000 r-xp 00000000 fe:00 77    /usr/bin/cat", true), Kind::Code);
-        assert_eq!(kind("1000-2000 rw-p 00000000 fe:00 77    /usr/bin/cat", true), Kind::Constant);
-        assert_eq!(kind("1000-2000 rw-p 00000000 fe:00 77    /usr/bin/cat", false), Kind::Data);
-        assert_eq!(kind("1000-2000 rw-s 00000000 00:01 7   /dev/zero (deleted)", true), Kind::Data);
-        assert_eq!(kind("1000-2000 rw-p 00000000 00:00 0 ", false), Kind::Data);
-        assert_eq!(kind("1000-2000 rw-p 00000000 00:00 0    [stack]", false), Kind::Stack);
-        assert_eq!(Mapping::parse("1000-2000 r-xp 00000000 00:00 0    [vdso]"), None);
+        assert_eq!(
+            kind("1000-2000 r-xp 00000000 fe:00 77    /usr/bin/cat", true),
+            CensusKind::Code
+        );
+        assert_eq!(
+            kind("1000-2000 rw-p 00000000 fe:00 77    /usr/bin/cat", true),
+            CensusKind::Constant
+        );
+        assert_eq!(
+            kind("1000-2000 rw-p 00000000 fe:00 77    /usr/bin/cat", false),
+            CensusKind::Data
+        );
+        assert_eq!(
+            kind("1000-2000 rw-s 00000000 00:01 7   /dev/zero (deleted)", true),
+            CensusKind::Data
+        );
+        assert_eq!(kind("1000-2000 rw-p 00000000 00:00 0 ", false), CensusKind::Data);
+        assert_eq!(kind("1000-2000 rw-p 00000000 00:00 0    [stack]", false), CensusKind::Stack);
+        assert_eq!(CensusMapping::parse("1000-2000 r-xp 00000000 00:00 0    [vdso]"), None);
     }
 
     #[test]
     fn a_frame_without_a_mapping_is_a_files_or_free_or_the_kernels() {
-        assert_eq!(of_flags(IS_LISTED), Kind::File);
-        assert_eq!(of_flags(1 << 10), Kind::Free);
-        assert_eq!(of_flags(0), Kind::System);
+        assert_eq!(of_flags(IS_LISTED), CensusKind::File);
+        assert_eq!(of_flags(1 << 10), CensusKind::Free);
+        assert_eq!(of_flags(0), CensusKind::System);
     }
 
     #[test]
@@ -222,17 +234,17 @@ mod tests {
             eprintln!("SKIPPED: the kernel does not show frames to this user");
             return;
         }
-        for kind in [Kind::Code, Kind::Constant, Kind::Data, Kind::Stack] {
+        for kind in [CensusKind::Code, CensusKind::Constant, CensusKind::Data, CensusKind::Stack] {
             assert!(found.iter().any(|(frame, found)| *frame != 0 && *found == kind), "{kind:?}");
         }
     }
 
     #[test]
     fn code_stays_code() {
-        let mut kinds = vec![Kind::File; 2];
-        set(&mut kinds, 1, Kind::Code);
-        set(&mut kinds, 1, Kind::Constant);
-        set(&mut kinds, 2, Kind::Code);
-        assert_eq!(kinds, [Kind::File, Kind::Code]);
+        let mut kinds = vec![CensusKind::File; 2];
+        set(&mut kinds, 1, CensusKind::Code);
+        set(&mut kinds, 1, CensusKind::Constant);
+        set(&mut kinds, 2, CensusKind::Code);
+        assert_eq!(kinds, [CensusKind::File, CensusKind::Code]);
     }
 }

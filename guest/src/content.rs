@@ -3,9 +3,9 @@
 
 use crate::args::ranged;
 use crate::error::WorkError;
-use crate::memory::{Memory, fill_random};
+use crate::memory::{WorkMemory, fill_random};
 use crate::rng::{Rng, mix};
-use crate::run::Shared;
+use crate::run::RunState;
 
 /// Seed of the common content.
 const COMMON_SEED: u64 = 0x0c09_1e50;
@@ -27,8 +27,8 @@ pub(crate) fn own(seed: u64) -> Rng {
 
 /// Memory full of common content, as a tenant's VMs have a system and data in common; untouched
 /// from now on.
-pub(crate) fn held(mb: usize, shared: &Shared) -> Result<Memory, WorkError> {
-    Memory::filled(mb, &mut common(), shared)
+pub(crate) fn held(mb: usize, shared: &RunState) -> Result<WorkMemory, WorkError> {
+    WorkMemory::filled(mb, &mut common(), shared)
 }
 
 /// `--parts`.
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_the_same_in_every_guest_and_no_page_of_it_comes_twice() {
-        let mut guests = [(); 2].map(|()| held(2, &Shared::new()).unwrap());
+        let mut guests = [(); 2].map(|()| held(2, &RunState::new()).unwrap());
         let [one, other] = &mut guests;
         let pages: Vec<Vec<u8>> = (0..one.pages()).map(|page| one.page(page).to_vec()).collect();
         assert!(pages.iter().enumerate().all(|(number, page)| other.page(number) == page));

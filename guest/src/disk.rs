@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use crate::error::WorkError;
 use crate::memory::MB;
 use crate::rng::Rng;
-use crate::run::Shared;
+use crate::run::RunState;
 
 /// An open data file or disk.
 #[derive(Debug)]
-pub(crate) struct Disk {
+pub(crate) struct BlockDevice {
     pub(crate) file: File,
     pub(crate) path: PathBuf,
 }
 
-impl Disk {
+impl BlockDevice {
     /// Opens `path` for writing, as `regions` regions of `mb` MB each. A file is created or
     /// emptied.
     pub(crate) fn for_writing(path: &Path, regions: usize, mb: usize) -> Result<Self, WorkError> {
@@ -41,7 +41,7 @@ impl Disk {
         path: &Path,
         mb: usize,
         seed: u64,
-        shared: &Shared,
+        shared: &RunState,
     ) -> Result<Self, WorkError> {
         match File::open(path) {
             Ok(file) => {
@@ -82,7 +82,7 @@ impl Disk {
         Err(WorkError::TooShort { path: self.path.clone(), have_bytes, need_bytes, mb })
     }
 
-    fn fill(&self, mb: usize, seed: u64, shared: &Shared) -> io::Result<()> {
+    fn fill(&self, mb: usize, seed: u64, shared: &RunState) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(64 * 1024, self.cursor(0));
         let mut rng = Rng::new(seed);
         for _ in 0..mb * MB / 8 {
@@ -142,17 +142,17 @@ mod tests {
     fn a_missing_file_is_created_and_a_short_one_refused_with_both_sizes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
-        let shared = Shared::new();
-        Disk::for_reading(&path, 1, 1, &shared).unwrap();
+        let shared = RunState::new();
+        BlockDevice::for_reading(&path, 1, 1, &shared).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
-        let error = Disk::for_reading(&path, 2, 1, &shared).unwrap_err().to_string();
+        let error = BlockDevice::for_reading(&path, 2, 1, &shared).unwrap_err().to_string();
         assert!(error.contains("1048576") && error.contains("2097152"), "{error}");
     }
 
     #[test]
     fn regions_do_not_overlap() {
         let dir = tempfile::tempdir().unwrap();
-        let disk = Disk::for_writing(&dir.path().join("data"), 2, 1).unwrap();
+        let disk = BlockDevice::for_writing(&dir.path().join("data"), 2, 1).unwrap();
         disk.cursor(mb_bytes(1)).write_all(b"second").unwrap();
         disk.cursor(0).write_all(b"first").unwrap();
         let mut read = [0; 6];
@@ -162,7 +162,8 @@ mod tests {
 
     #[test]
     fn an_unusable_path_is_named_in_the_error() {
-        let error = Disk::for_writing(Path::new("/proc/no/such"), 1, 1).unwrap_err().to_string();
+        let error =
+            BlockDevice::for_writing(Path::new("/proc/no/such"), 1, 1).unwrap_err().to_string();
         assert!(error.contains("cannot open /proc/no/such"), "{error}");
     }
 }

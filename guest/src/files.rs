@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::error::WorkError;
 use crate::memory::MB;
-use crate::run::Shared;
+use crate::run::RunState;
 
 /// The directory in which a distribution has most of its files.
 pub(crate) const SYSTEM: &str = "/usr";
 const AT_ONCE: usize = 256 * 1024;
 
 /// Reads the files below `root` in the order of their names, up to `mb` MB.
-pub(crate) fn read(root: &Path, mb: usize, shared: &Shared) -> Result<(), WorkError> {
+pub(crate) fn read(root: &Path, mb: usize, shared: &RunState) -> Result<(), WorkError> {
     let mut left = mb * MB;
     let (mut found, mut buffer) = (vec![root.to_owned()], vec![0; AT_ONCE]);
     while let Some(path) = found.pop().filter(|_| left > 0 && !shared.stopping()) {
@@ -68,7 +68,7 @@ mod tests {
         assert!(found[0].ends_with("b") && found[1].ends_with("a"));
         assert_eq!(look(&found[0], &mut Vec::new(), &mut buffer, 100).unwrap(), 30);
         assert_eq!(look(&found[0], &mut Vec::new(), &mut buffer, 20).unwrap(), 20);
-        read(dir.path(), 1, &Shared::new()).unwrap();
-        assert!(read(&dir.path().join("none"), 1, &Shared::new()).is_err());
+        read(dir.path(), 1, &RunState::new()).unwrap();
+        assert!(read(&dir.path().join("none"), 1, &RunState::new()).is_err());
     }
 }

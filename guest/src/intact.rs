@@ -18,7 +18,7 @@ use clap::Args;
 use crate::args::seconds;
 use crate::error::WorkError;
 use crate::program;
-use crate::run::Shared;
+use crate::run::RunState;
 
 /// The directory with the packages' sums.
 const SUMS: &str = "/var/lib/dpkg/info";
@@ -39,7 +39,7 @@ pub(crate) struct Checks {
 pub(crate) fn watch(
     checks: &Checks,
     packages: &[&str],
-    shared: &Arc<Shared>,
+    shared: &Arc<RunState>,
 ) -> Result<(), WorkError> {
     shared.bad_bytes.set(0);
     if checks.check_s == 0.0 {
@@ -139,7 +139,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(sums_of(dir.path(), &COMMON).is_err());
         let checks = Checks { check_s: 0.0 };
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(RunState::new());
         watch(&checks, &[], &shared).unwrap();
         assert_eq!((shared.bad_bytes.get(), shared.checks.get()), (Some(0), None));
     }

@@ -48,16 +48,16 @@ use clap::Parser;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::Cli;
+use crate::args::GuestCli;
 use crate::error::WorkError;
-use crate::report::{Event, Outcome, Reporter};
-use crate::run::{Shared, Worker};
+use crate::report::{Event, Reporter, WorkResult};
+use crate::run::{RunState, Worker};
 
 /// Enough for every workload: none recurses, and large data is never on the stack.
 const STACK_BYTES: usize = 256 * 1024;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = GuestCli::parse();
     match start(cli) {
         Ok(code) => code,
         Err(error) => {
@@ -68,8 +68,8 @@ fn main() -> ExitCode {
 }
 
 /// Starts the signal and worker threads, then reports until the work ends.
-fn start(cli: Cli) -> Result<ExitCode, WorkError> {
-    let shared = Arc::new(Shared::new());
+fn start(cli: GuestCli) -> Result<ExitCode, WorkError> {
+    let shared = Arc::new(RunState::new());
     let (events, inbox) = mpsc::channel();
     watch_signals(events.clone())?;
 
@@ -82,16 +82,20 @@ fn start(cli: Cli) -> Result<ExitCode, WorkError> {
 
     let mut reporter = Reporter::new(name, Arc::clone(&shared), std::io::stdout());
     Ok(match reporter.run(&inbox, time_limit) {
-        Outcome::Ended if shared.bad_bytes.get().unwrap_or(0) == 0 => ExitCode::SUCCESS,
-        Outcome::Ended | Outcome::ReaderGone => ExitCode::FAILURE,
-        Outcome::Failed(error) => {
+        WorkResult::Ended if shared.bad_bytes.get().unwrap_or(0) == 0 => ExitCode::SUCCESS,
+        WorkResult::Ended | WorkResult::ReaderGone => ExitCode::FAILURE,
+        WorkResult::Failed(error) => {
             eprintln!("overbook-guest: {name}: {error}");
             ExitCode::FAILURE
         }
     })
 }
 
-fn spawn_worker(cli: Cli, shared: Arc<Shared>, done: Sender<Event>) -> Result<(), WorkError> {
+fn spawn_worker(
+    cli: GuestCli,
+    shared: Arc<RunState>,
+    done: Sender<Event>,
+) -> Result<(), WorkError> {
     let work = move || {
         let common_mb = cli.common.common_mb.unwrap_or(0);
         let read_mb = cli.common.read_mb.unwrap_or(0);

@@ -10,7 +10,7 @@ use memmap2::MmapMut;
 
 use crate::error::WorkError;
 use crate::rng::Rng;
-use crate::run::Shared;
+use crate::run::RunState;
 
 pub(crate) const MB: usize = 1 << 20;
 pub(crate) const PAGE: usize = 4096;
@@ -19,11 +19,11 @@ pub(crate) const WORDS_PER_MB: usize = MB / 8;
 
 /// A growable, shrinkable array of pages.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct WorkMemory {
     chunks: Vec<MmapMut>,
 }
 
-impl Memory {
+impl WorkMemory {
     pub(crate) fn len_mb(&self) -> usize {
         self.chunks.len()
     }
@@ -43,7 +43,7 @@ impl Memory {
 
     /// Grows to `mb`, filled like programs' memory; a stop ends the growth early, but not before
     /// 1 MB.
-    pub(crate) fn filled(mb: usize, rng: &mut Rng, shared: &Shared) -> Result<Self, WorkError> {
+    pub(crate) fn filled(mb: usize, rng: &mut Rng, shared: &RunState) -> Result<Self, WorkError> {
         let mut memory = Self::default();
         while memory.len_mb() < mb && !(shared.stopping() && memory.len_mb() > 0) {
             fill(memory.grow()?, rng);
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn shrinking_gives_the_memory_back_to_the_kernel() {
         const TEST_MB: usize = 256;
-        let mut memory = Memory::default();
+        let mut memory = WorkMemory::default();
         let before = resident_kb();
         for _ in 0..TEST_MB {
             memory.grow().unwrap().fill(1);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn words_and_pages_address_the_same_bytes() {
-        let mut memory = Memory::default();
+        let mut memory = WorkMemory::default();
         memory.grow().unwrap();
         memory.grow().unwrap();
         *memory.word(WORDS_PER_MB + 512) = *b"overbook";

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use crate::error::WorkError;
-use crate::run::Shared;
+use crate::run::RunState;
 
 /// The directories in which a Debian has its programs.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -52,7 +52,7 @@ impl Server {
         name: &'static str,
         command: &mut Command,
         port: u16,
-        shared: &Shared,
+        shared: &RunState,
     ) -> Result<(Self, TcpStream), WorkError> {
         let failed = |source| WorkError::Program { name, source };
         let child = command.stdout(Stdio::null()).spawn().map_err(failed)?;
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_server_that_ends_at_once_is_an_error() {
-        let shared = Shared::new();
+        let shared = RunState::new();
         // No server listens on port 1.
         let error = Server::start("true", &mut command("true"), 1, &shared).unwrap_err();
         assert_eq!(error.to_string(), "true: exit status: 0");

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::error::WorkError;
 use crate::histogram::Snapshot;
-use crate::run::Shared;
+use crate::run::RunState;
 use crate::workloads::Timing;
 use crate::{oom, swap};
 
@@ -40,7 +40,7 @@ pub(crate) enum Event {
 
 /// How a run ended.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum WorkResult {
     Ended,
     Failed(WorkError),
     /// Standard output was closed by its reader.
@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
 }
 
 #[derive(Debug, Serialize)]
-struct Line {
+struct ReportLine {
     workload: &'static str,
     t_s: f64,
     ops: u64,
@@ -99,7 +99,7 @@ struct Line {
 #[derive(Debug)]
 pub(crate) struct Reporter<W> {
     workload: &'static str,
-    shared: Arc<Shared>,
+    shared: Arc<RunState>,
     out: W,
     told_write_error: bool,
     last_t: Duration,
@@ -108,14 +108,18 @@ pub(crate) struct Reporter<W> {
 }
 
 impl<W: Write> Reporter<W> {
-    pub(crate) fn new(workload: &'static str, shared: Arc<Shared>, out: W) -> Self {
+    pub(crate) fn new(workload: &'static str, shared: Arc<RunState>, out: W) -> Self {
         let last_latency = shared.latency.snapshot();
         let (told_write_error, last_t, last_ops) = (false, Duration::ZERO, 0);
         Self { workload, shared, out, told_write_error, last_t, last_ops, last_latency }
     }
 
     /// Reports until the worker ends, a signal comes, or `time_limit` has passed.
-    pub(crate) fn run(&mut self, inbox: &Receiver<Event>, time_limit: Option<Duration>) -> Outcome {
+    pub(crate) fn run(
+        &mut self,
+        inbox: &Receiver<Event>,
+        time_limit: Option<Duration>,
+    ) -> WorkResult {
         let mut tick = PERIOD;
         let result = loop {
             let until = time_limit.map_or(tick, |limit| limit.min(tick));
@@ -131,16 +135,16 @@ impl<W: Write> Reporter<W> {
             if now >= tick {
                 if self.write(now, false).is_err() {
                     self.shared.stop();
-                    return Outcome::ReaderGone;
+                    return WorkResult::ReaderGone;
                 }
                 // After a delay the lines go on at whole seconds; missed ones are not made up for.
                 tick = Duration::from_secs(now.as_secs()) + PERIOD;
             }
         };
         if self.write(self.shared.now(), true).is_err() {
-            return Outcome::ReaderGone;
+            return WorkResult::ReaderGone;
         }
-        result.map_or_else(Outcome::Failed, |()| Outcome::Ended)
+        result.map_or_else(WorkResult::Failed, |()| WorkResult::Ended)
     }
 
     /// Stops the worker and waits a little for it. A worker that is stuck in a page fault is left
@@ -171,7 +175,7 @@ impl<W: Write> Reporter<W> {
         Ok(())
     }
 
-    fn line(&mut self, now: Duration, last: bool) -> Line {
+    fn line(&mut self, now: Duration, last: bool) -> ReportLine {
         let shared = &self.shared;
         let (ops, latency) = (shared.ops(), shared.latency.snapshot());
         let (span, done, interval) = if last {
@@ -179,7 +183,7 @@ impl<W: Write> Reporter<W> {
         } else {
             (now - self.last_t, ops - self.last_ops, latency.since(&self.last_latency))
         };
-        let line = Line {
+        let line = ReportLine {
             workload: self.workload,
             t_s: rounded(now.as_secs_f64()),
             ops,

@@ -37,7 +37,7 @@ impl Gauge {
 
 /// The state that the threads share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RunState {
     start: Instant,
     ops: AtomicU64,
     pub(crate) latency: Histogram,
@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     wake: Condvar,
 }
 
-impl Shared {
+impl RunState {
     pub(crate) fn new() -> Self {
         let absent = || Gauge(AtomicU64::new(Gauge::ABSENT));
         Self {
@@ -133,14 +133,14 @@ impl Shared {
 /// A workload's seed, its pace, and its counters.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<RunState>,
     pub(crate) seed: u64,
     pub(crate) rate: Option<f64>,
     pacer: Pacer,
 }
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, seed: u64, rate: Option<f64>) -> Self {
+    pub(crate) fn new(shared: Arc<RunState>, seed: u64, rate: Option<f64>) -> Self {
         Self { shared, seed, rate, pacer: Pacer::new(rate) }
     }
 
@@ -170,7 +170,7 @@ impl Worker {
 }
 
 #[cfg(test)]
-impl Shared {
+impl RunState {
     /// As if it had started some time ago.
     pub(crate) fn started(ago: Duration) -> Self {
         let mut shared = Self::new();
@@ -183,7 +183,7 @@ impl Shared {
 impl Worker {
     /// A worker for tests: unpaced, seed 1.
     pub(crate) fn for_test() -> Self {
-        Self::new(Arc::new(Shared::new()), 1, None)
+        Self::new(Arc::new(RunState::new()), 1, None)
     }
 
     /// Stops the worker after `ops` operations, or after a minute: the machine may have other
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_stop_ends_a_long_sleep_at_once() {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(RunState::new());
         let sleeper = Arc::clone(&shared);
         let thread = std::thread::spawn(move || sleeper.sleep_until(Duration::from_secs(60)));
         std::thread::sleep(Duration::from_millis(20));
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn work_that_is_to_begin_later_waits_and_says_so() {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(RunState::new());
         let waiting = Arc::clone(&shared);
         let thread = std::thread::spawn(move || waiting.wait_until(Duration::from_secs(60)));
         while !shared.waiting() {
@@ -225,12 +225,12 @@ mod tests {
         }
         shared.stop();
         assert!(!thread.join().unwrap() && !shared.waiting());
-        assert!(Shared::new().wait_until(Duration::ZERO));
+        assert!(RunState::new().wait_until(Duration::ZERO));
     }
 
     #[test]
     fn a_paced_worker_does_not_exceed_its_rate_on_the_real_clock() {
-        let mut worker = Worker::new(Arc::new(Shared::new()), 1, Some(1000.0));
+        let mut worker = Worker::new(Arc::new(RunState::new()), 1, Some(1000.0));
         while worker.shared.now() < Duration::from_millis(500) && worker.proceed(1) {
             worker.done(1);
         }

@@ -9,7 +9,7 @@ use std::io;
 use crate::error::WorkError;
 use crate::memory::MB;
 use crate::rng::Rng;
-use crate::run::Shared;
+use crate::run::RunState;
 
 const CONSONANTS: &[u8; 16] = b"bcdfghjklmnprstv";
 const VOWELS: &[u8; 4] = b"aeio";
@@ -47,7 +47,7 @@ impl Text {
     pub(crate) fn lines(
         &mut self,
         mb: usize,
-        shared: &Shared,
+        shared: &RunState,
         mut each: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<u64> {
         let mut bytes = 0;
@@ -64,7 +64,11 @@ impl Text {
 }
 
 /// `mb` MB of text in one piece.
-pub(crate) fn in_memory(text: &mut Text, mb: usize, shared: &Shared) -> Result<Vec<u8>, WorkError> {
+pub(crate) fn in_memory(
+    text: &mut Text,
+    mb: usize,
+    shared: &RunState,
+) -> Result<Vec<u8>, WorkError> {
     let failed = |source| WorkError::Memory { mb, source };
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(mb * MB).map_err(|e| failed(e.into()))?;

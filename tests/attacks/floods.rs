@@ -20,13 +20,13 @@ const MOST_MIB: u64 = 64;
 const TOKEN: &str = "0123456789abcdef";
 
 /// The real daemon, with an API on TCP; it ends when dropped.
-struct Daemon {
+struct FloodedDaemon {
     child: Child,
     dir: tempfile::TempDir,
     tcp: String,
 }
 
-impl Daemon {
+impl FloodedDaemon {
     /// Starts a daemon that looks for QEMUs in a directory of [`NOBODY`]'s.
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for FloodedDaemon {
     fn drop(&mut self) {
         // The process may have ended by itself.
         let _ = self.child.signal(Signal::KILL);
@@ -103,7 +103,7 @@ impl Drop for Daemon {
 
 #[test]
 fn floods_of_strangers_neither_grow_the_daemon_nor_shut_its_api() {
-    let daemon = Daemon::start();
+    let daemon = FloodedDaemon::start();
     let socket = daemon.path("qmp/flood.sock");
     let flood = Attacker::start("qmp_flood", &[&socket], Some(NOBODY)).unwrap();
     let fills = Attacker::start("slow_http", &[&daemon.tcp], Some(NOBODY)).unwrap();

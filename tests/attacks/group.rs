@@ -15,13 +15,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 const SLICE: Duration = Duration::from_millis(2);
 
 /// The engine and its VMs.
-pub(crate) struct Group {
+pub(crate) struct AttackedGroup {
     pub(crate) dedup: Dedup,
     vms: Vec<Tracked>,
     step: Instant,
 }
 
-impl Group {
+impl AttackedGroup {
     /// An empty group. It has its own pool, so that tests running at the same time do not share
     /// one.
     pub(crate) fn new() -> Self {
@@ -84,13 +84,13 @@ impl Group {
 }
 
 /// A process that uses its RAM as QEMU does, with the shim loaded.
-pub(crate) struct StandIn {
+pub(crate) struct GroupStandIn {
     child: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl StandIn {
+impl GroupStandIn {
     /// A process with blocks of these sizes in MiB. Blocks filled with the same seed are
     /// identical, page by page.
     pub(crate) fn with_ram(mib: &[u32]) -> Self {
@@ -139,7 +139,7 @@ impl StandIn {
     }
 }
 
-impl Drop for StandIn {
+impl Drop for GroupStandIn {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -13,7 +13,7 @@ use serde_json::Value;
 use sys::peer::{Peer, PeerError};
 use sys::pool_maps;
 
-use crate::group::{Group, StandIn};
+use crate::group::{AttackedGroup, GroupStandIn};
 use crate::{end, two_that_share};
 
 /// Long enough for a busy machine.
@@ -115,9 +115,9 @@ fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
 
 /// Starts a stand-in with this pid. Only root can choose the next pid, and only if no other
 /// process starts in between.
-fn begin_with_pid(pid: u32) -> Option<StandIn> {
+fn begin_with_pid(pid: u32) -> Option<GroupStandIn> {
     std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
-    let stand_in = StandIn::start();
+    let stand_in = GroupStandIn::start();
     (stand_in.pid() == pid).then_some(stand_in)
 }
 
@@ -183,7 +183,7 @@ fn addresses_that_were_bound_before_hinder_nobody_and_a_name_that_is_no_text_hid
     let squatter = attack("squat", &["500"]);
     let saw = until_it_saw(&squatter, "addresses");
     assert!(saw.iter().any(|line| line.contains("it has bound 1001 addresses")), "{saw:#?}");
-    let mut group = Group::new();
+    let mut group = AttackedGroup::new();
     let mut both = two_that_share(&mut group);
     both.iter_mut().for_each(|vm| vm.expect("check 0 1"));
     end(group, both);
@@ -193,7 +193,7 @@ fn addresses_that_were_bound_before_hinder_nobody_and_a_name_that_is_no_text_hid
 #[test]
 fn a_release_asks_no_qemu_of_another_overbook_and_none_that_only_looks_like_one() {
     let Some(_turn) = take_turn() else { return };
-    let mut group = Group::new();
+    let mut group = AttackedGroup::new();
     let both = two_that_share(&mut group);
     drop(group);
     let own = tempfile::tempdir().unwrap();

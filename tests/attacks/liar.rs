@@ -44,14 +44,14 @@ pub(crate) struct Liar {
     pub(crate) greetings: u32,
     /// Its RAM, and the offset of the first page in it.
     ram: (Vec<u8>, usize),
-    _named: Named,
+    _named: NamedThread,
     _alone: MutexGuard<'static, ()>,
 }
 
 /// Gives this thread the name of the shim's listener until this is dropped.
-struct Named;
+struct NamedThread;
 
-impl Drop for Named {
+impl Drop for NamedThread {
     fn drop(&mut self) {
         let _ = rustix::thread::set_name(c"done");
     }
@@ -75,7 +75,7 @@ impl Liar {
         rustix::thread::set_name(&CString::new(listener_name(nonce)).unwrap()).unwrap();
         Self {
             listener: Listener::bind(&address(std::process::id(), nonce)).unwrap(),
-            _named: Named,
+            _named: NamedThread,
             connection: None,
             memory,
             fd,

@@ -12,7 +12,7 @@ mod ram_liar;
 
 use std::time::{Duration, Instant};
 
-use group::{Group, StandIn};
+use group::{AttackedGroup, GroupStandIn};
 use liar::Liar;
 use model::Bytes;
 use overbook_tests::take_turn;
@@ -30,19 +30,19 @@ const NEARLY: Bytes = Bytes::mib(30);
 const A_WHILE: Duration = Duration::from_secs(2);
 
 /// Two VMs that share all of their memory.
-fn two_that_share(group: &mut Group) -> [StandIn; 2] {
-    let both = [(); 2].map(|()| StandIn::with_ram(&[MIB]));
+fn two_that_share(group: &mut AttackedGroup) -> [GroupStandIn; 2] {
+    let both = [(); 2].map(|()| GroupStandIn::with_ram(&[MIB]));
     both.iter().for_each(|vm| group.add(vm.pid()));
     group.until("both share", || (), |group| both.iter().all(|vm| shares(group, vm)));
     both
 }
 
-fn shares(group: &Group, vm: &StandIn) -> bool {
+fn shares(group: &AttackedGroup, vm: &GroupStandIn) -> bool {
     group.reading(vm.pid()).shared >= NEARLY
 }
 
 /// Ends the VMs and checks that the pool is empty.
-fn end(mut group: Group, vms: impl IntoIterator<Item = StandIn>) {
+fn end(mut group: AttackedGroup, vms: impl IntoIterator<Item = GroupStandIn>) {
     drop(vms.into_iter().collect::<Vec<_>>());
     group.until("nothing is left in the pool", || (), |group| group.dedup.pool_bytes() == 0);
 }
@@ -50,8 +50,8 @@ fn end(mut group: Group, vms: impl IntoIterator<Item = StandIn>) {
 #[test]
 fn a_group_of_one_shares_with_itself() {
     let Some(_turn) = take_turn() else { return };
-    let mut group = Group::new();
-    let mut vm = StandIn::with_ram(&[MIB, MIB]);
+    let mut group = AttackedGroup::new();
+    let mut vm = GroupStandIn::with_ram(&[MIB, MIB]);
     group.add(vm.pid());
     group.until("it shares", || (), |group| group.reading(vm.pid()).saved >= NEARLY);
     assert!(group.dedup.pool_bytes() <= Bytes::mib(MIB.into()).0);
@@ -65,8 +65,8 @@ fn a_group_of_one_shares_with_itself() {
 #[test]
 fn guests_that_rewrite_what_is_being_merged_lose_nothing_and_do_not_grow_the_pool() {
     let Some(_turn) = take_turn() else { return };
-    let mut group = Group::new();
-    let mut both = [(); 2].map(|()| StandIn::with_ram(&[MIB]));
+    let mut group = AttackedGroup::new();
+    let mut both = [(); 2].map(|()| GroupStandIn::with_ram(&[MIB]));
     both.iter().for_each(|vm| group.add(vm.pid()));
     let mut most = 0;
     for round in 0..30 {
@@ -90,8 +90,8 @@ fn guests_that_rewrite_what_is_being_merged_lose_nothing_and_do_not_grow_the_poo
 #[test]
 fn pages_that_are_freed_and_filled_again_behind_the_engines_back_leak_no_slot() {
     let Some(_turn) = take_turn() else { return };
-    let mut group = Group::new();
-    let mut both = [(); 2].map(|()| StandIn::with_ram(&[MIB]));
+    let mut group = AttackedGroup::new();
+    let mut both = [(); 2].map(|()| GroupStandIn::with_ram(&[MIB]));
     // The index knows pages where one VM had another content …
     both[0].expect("fill 0 2");
     group.add(both[0].pid());
@@ -115,10 +115,10 @@ fn pages_that_are_freed_and_filled_again_behind_the_engines_back_leak_no_slot() 
 #[test]
 fn vms_come_and_go_while_they_are_looked_at() {
     let Some(_turn) = take_turn() else { return };
-    let mut group = Group::new();
+    let mut group = AttackedGroup::new();
     let mut both = two_that_share(&mut group);
     for round in 0..12 {
-        let mut guest = StandIn::with_ram(&[MIB]);
+        let mut guest = GroupStandIn::with_ram(&[MIB]);
         group.add(guest.pid());
         group.work(Duration::from_millis(20 * round), || ());
         if round % 2 == 0 {
@@ -141,7 +141,7 @@ fn vms_come_and_go_while_they_are_looked_at() {
 #[test]
 fn a_qemu_that_answers_out_of_order_or_counts_backwards_holds_nobody_up() {
     let Some(_turn) = take_turn() else { return };
-    let mut group = Group::new();
+    let mut group = AttackedGroup::new();
     let mut liar = Liar::with_ram(PAGES);
     liar.fill(1);
     let mut random = fastrand::Rng::with_seed(7);
@@ -151,7 +151,7 @@ fn a_qemu_that_answers_out_of_order_or_counts_backwards_holds_nobody_up() {
         _ => None,
     });
     group.add(std::process::id());
-    let mut both = [(); 2].map(|()| StandIn::with_ram(&[MIB]));
+    let mut both = [(); 2].map(|()| GroupStandIn::with_ram(&[MIB]));
     both.iter().for_each(|vm| group.add(vm.pid()));
     let mut longest = Duration::ZERO;
     let mut last = Instant::now();
@@ -174,13 +174,13 @@ fn a_qemu_that_answers_out_of_order_or_counts_backwards_holds_nobody_up() {
 fn memory_that_a_qemu_claims_and_has_not_is_not_believed_or_harms_nobody() {
     let Some(_turn) = take_turn() else { return };
     let region = |first_page, pages, address| Region { first_page, pages, address };
-    let mut group = Group::new();
+    let mut group = AttackedGroup::new();
     let mut both = two_that_share(&mut group);
     let own = std::process::id();
     let gigantic = region(0, u32::MAX / 512 * 512, 0);
     let mut liar = Liar::claiming(vec![gigantic]);
     group.add(own);
-    let refused = |group: &Group| match group.states()[2] {
+    let refused = |group: &AttackedGroup| match group.states()[2] {
         State::Waiting { why } | State::Unsupported { why } => why.contains("are believed"),
         _ => false,
     };
@@ -198,7 +198,7 @@ fn memory_that_a_qemu_claims_and_has_not_is_not_believed_or_harms_nobody() {
         liar.claim(claim);
         liar.say(PageState::Merged);
         group.add(own);
-        let has_looked = |group: &Group| group.reading(own).passes > 0;
+        let has_looked = |group: &AttackedGroup| group.reading(own).passes > 0;
         group.until("it is looked at", || liar.serve(), has_looked);
         liar.say(PageState::Plain);
         group.work(Duration::from_millis(200), || liar.serve());

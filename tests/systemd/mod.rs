@@ -46,17 +46,17 @@ pub(crate) fn packaging() -> PathBuf {
 }
 
 /// systemd's programs: the machine's, or unpacked ones.
-pub(crate) struct Programs(Option<Unpacked>);
+pub(crate) struct UnitPrograms(Option<Unpacked>);
 
 /// `None`, with a message: not available.
-pub(crate) fn programs() -> Option<Programs> {
+pub(crate) fn programs() -> Option<UnitPrograms> {
     if Path::new("/usr/bin/systemd-analyze").exists() {
-        return Some(Programs(None));
+        return Some(UnitPrograms(None));
     }
-    unpacked("systemd", &["systemd"]).map(|unpacked| Programs(Some(unpacked)))
+    unpacked("systemd", &["systemd"]).map(|unpacked| UnitPrograms(Some(unpacked)))
 }
 
-impl Programs {
+impl UnitPrograms {
     /// A command that runs one of them.
     pub(crate) fn command(&self, name: &str) -> Command {
         let program = self.0.as_ref().map_or_else(|| name.into(), |own| own.program(name));
@@ -84,7 +84,7 @@ impl Programs {
 
 /// A running instance; everything that it has started ends with it.
 pub(crate) struct Systemd<'a> {
-    programs: &'a Programs,
+    programs: &'a UnitPrograms,
     /// The directory of the instance; its units see the files in it.
     dir: PathBuf,
     config: PathBuf,
@@ -94,7 +94,7 @@ pub(crate) struct Systemd<'a> {
 
 impl<'a> Systemd<'a> {
     /// Starts an instance with its files below `dir`; its units get `config`.
-    pub(crate) fn start(programs: &'a Programs, dir: &Path, config: &Path) -> Self {
+    pub(crate) fn start(programs: &'a UnitPrograms, dir: &Path, config: &Path) -> Self {
         let mounts = fs::read_to_string("/proc/mounts").unwrap();
         let cgroups = mounts.lines().find_map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();

@@ -23,7 +23,7 @@ const PAGE_LEN: u64 = 4096;
 
 /// The use of a guest's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PageOwner {
     /// Code of one of the system's programs.
     Code,
     /// Other pages of files that a program has mapped, with the file's content.
@@ -40,7 +40,7 @@ pub enum Kind {
     Free,
 }
 
-impl Kind {
+impl PageOwner {
     /// Whether it is memory of the system's programs.
     #[must_use]
     pub fn is_of_programs(self) -> bool {
@@ -65,7 +65,7 @@ impl Kind {
 pub struct Census {
     /// Start address of its RAM in the QEMU process.
     start: u64,
-    kinds: Vec<Kind>,
+    kinds: Vec<PageOwner>,
 }
 
 /// The same guest, which counts its pages.
@@ -88,7 +88,7 @@ impl Census {
         machine.qmp("stop", json!({}))?;
         let letters = std::fs::read(&machine.files().data)?;
         let pages = usize::try_from(machine.spec().memory_max.0 / PAGE_LEN).unwrap_or(usize::MAX);
-        let kinds = letters.into_iter().take(pages).map(Kind::of_letter).collect();
+        let kinds = letters.into_iter().take(pages).map(PageOwner::of_letter).collect();
         let command = json!({ "command-line": "gpa2hva 0" });
         let said = machine.qmp("human-monitor-command", command)?;
         let start = said.as_str().and_then(address);
@@ -98,7 +98,7 @@ impl Census {
 
     /// The use of the page at this address of the QEMU process; `None`: it is not the guest's.
     #[must_use]
-    pub fn kind_of(&self, address: u64) -> Option<Kind> {
+    pub fn kind_of(&self, address: u64) -> Option<PageOwner> {
         let frame = address.checked_sub(self.start)? / PAGE_LEN;
         self.kinds.get(usize::try_from(frame).ok()?).copied()
     }
@@ -120,10 +120,11 @@ mod tests {
         let start = address(said).unwrap();
         assert_eq!(start, 0x7f12_c000);
         assert_eq!(address("No memory is mapped at address 0x0"), None);
-        let census = Census { start, kinds: b"kc.".map(Kind::of_letter).to_vec() };
+        let census = Census { start, kinds: b"kc.".map(PageOwner::of_letter).to_vec() };
         let kinds =
             [-1, 0, 1, 2, 3].map(|page| census.kind_of(start.wrapping_add_signed(page * 4096)));
-        let expected = [None, Some(Kind::System), Some(Kind::Code), Some(Kind::Free), None];
+        let expected =
+            [None, Some(PageOwner::System), Some(PageOwner::Code), Some(PageOwner::Free), None];
         assert_eq!(kinds, expected);
     }
 }

@@ -28,7 +28,7 @@ const EXIT_NO_HOST: u8 = 125;
 #[command(name = "overbook lab", bin_name = "overbook lab", version)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: LabCommand,
     #[command(flatten)]
     common: Common,
 }
@@ -47,7 +47,7 @@ struct Common {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum LabCommand {
     /// Bring up the quickstart guests and leave them running
     Up {
         /// Seed of everything random
@@ -163,9 +163,9 @@ fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
 /// Runs the command line. Exit code 0: done and passed; 1: failed; 130: interrupted.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let is_host = matches!(cli.command, Command::Host(_));
+    let is_host = matches!(cli.command, LabCommand::Host(_));
     let result = match cli.command {
-        Command::Run { .. } | Command::Hold => as_parent_of_all(|| dispatch(&cli)),
+        LabCommand::Run { .. } | LabCommand::Hold => as_parent_of_all(|| dispatch(&cli)),
         _ => interrupt::watch_signals().map_err(LabError::from).and_then(|()| dispatch(&cli)),
     };
     match result {
@@ -202,23 +202,23 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
     let dir = cli.common.dir.clone().unwrap_or_else(state::default_dir);
     let json = cli.common.json;
     match &cli.command {
-        Command::Up { seed } => {
+        LabCommand::Up { seed } => {
             let provisions = Provisions::provide(cli.common.accel)?;
             keeper::up(&dir, &provisions, fleet::quickstart(*seed))?;
             show(json, &status::read(&dir), |status| status.to_table())?;
         }
-        Command::Down => {
+        LabCommand::Down => {
             let ended = keeper::down(&dir)?;
             show(json, &json!({ "ended": ended }), |_| down_text(ended).to_owned())?;
         }
-        Command::Status => show(json, &status::read(&dir), |status| status.to_table())?,
-        Command::List => {
+        LabCommand::Status => show(json, &status::read(&dir), |status| status.to_table())?,
+        LabCommand::List => {
             let line = |s: &Scenario| format!("{:<14} {}\n", s.name, s.summary);
             let entry = |s: &Scenario| json!({ "name": s.name, "summary": s.summary });
             let entries: Vec<_> = SCENARIOS.iter().map(entry).collect();
             show(json, &entries, |_| SCENARIOS.iter().map(line).collect())?;
         }
-        Command::Run { scenario, seed, minutes, kernels } => {
+        LabCommand::Run { scenario, seed, minutes, kernels } => {
             let provisions = Provisions::provide(cli.common.accel)?;
             let (minutes, kernels) = (*minutes, kernels.clone());
             let figures =
@@ -226,11 +226,11 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
             show(json, &figures, |figures| figures.to_table())?;
             return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Command::Host(host) => return host.run(),
-        Command::Hold => keeper::hold(&dir)?,
-        Command::ServeMemory(server) => server.run()?,
-        Command::Attack { name, args } => attack::run(name, args)?,
-        Command::Torment { pid, seed, millis } => {
+        LabCommand::Host(host) => return host.run(),
+        LabCommand::Hold => keeper::hold(&dir)?,
+        LabCommand::ServeMemory(server) => server.run()?,
+        LabCommand::Attack { name, args } => attack::run(name, args)?,
+        LabCommand::Torment { pid, seed, millis } => {
             stress::torment::live(*pid, *seed, Duration::from_millis(*millis))?;
         }
     }

@@ -28,7 +28,7 @@ pub const OUTSIDE: &str = "outside";
 
 /// Settings for all groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct DaemonSettings {
     /// Its use of balloons.
     pub mode: Mode,
     /// Its search for identical pages.
@@ -49,7 +49,7 @@ pub struct Settings {
     pub guaranteed: Option<Bytes>,
 }
 
-impl From<Mode> for Settings {
+impl From<Mode> for DaemonSettings {
     /// A mode alone: no page is merged, and VMs that are short get the surplus.
     fn from(mode: Mode) -> Self {
         let (dedup, tracking) = (DedupSpec::Off, TrackingBudget::default());
@@ -73,7 +73,7 @@ pub struct Overbooked {
 pub struct Daemon {
     program: PathBuf,
     config: PathBuf,
-    settings: Settings,
+    settings: DaemonSettings,
     overbooked: Option<Overbooked>,
     client: ApiClient,
     process: Identity,
@@ -85,7 +85,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When the program is missing or does not come up; its log is in the lab's `log` directory.
-    pub fn start(lab: &mut Lab, settings: impl Into<Settings>) -> Result<Self, LabError> {
+    pub fn start(lab: &mut Lab, settings: impl Into<DaemonSettings>) -> Result<Self, LabError> {
         Self::start_with(lab, settings.into(), None)
     }
 
@@ -95,7 +95,7 @@ impl Daemon {
     /// As for [`Self::start`].
     pub fn start_overbooked(
         lab: &mut Lab,
-        settings: Settings,
+        settings: DaemonSettings,
         overbooked: Overbooked,
     ) -> Result<Self, LabError> {
         Self::start_with(lab, settings, Some(overbooked))
@@ -103,7 +103,7 @@ impl Daemon {
 
     fn start_with(
         lab: &mut Lab,
-        settings: Settings,
+        settings: DaemonSettings,
         overbooked: Option<Overbooked>,
     ) -> Result<Self, LabError> {
         let config = lab.dir().join("etc").join("overbook.toml");
@@ -157,7 +157,7 @@ impl Daemon {
     /// # Errors
     /// When the file cannot be written or the daemon is gone.
     pub fn set_mode(&self, lab: &Lab, mode: Mode) -> Result<(), LabError> {
-        self.configure(lab, Settings { mode, ..self.settings })?;
+        self.configure(lab, DaemonSettings { mode, ..self.settings })?;
         lab.wait_for("the daemon to read its configuration again", START_LIMIT, |_| {
             Ok(self.case()?.spec.modes.balloon == mode)
         })
@@ -171,7 +171,7 @@ impl Daemon {
         self.configure(lab, self.settings)
     }
 
-    fn configure(&self, lab: &Lab, settings: Settings) -> Result<(), LabError> {
+    fn configure(&self, lab: &Lab, settings: DaemonSettings) -> Result<(), LabError> {
         std::fs::write(&self.config, configuration(lab, settings, self.overbooked.as_ref()))?;
         self.process.signal(Signal::HUP)?;
         Ok(())
@@ -212,7 +212,7 @@ fn socket(dir: &Path) -> PathBuf {
 }
 
 /// The daemon's configuration: one group for each group of the guests.
-fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>) -> String {
+fn configuration(lab: &Lab, settings: DaemonSettings, overbooked: Option<&Overbooked>) -> String {
     let dir = lab.dir().display();
     let mode = settings.mode;
     let dedup = match settings.dedup {
@@ -240,7 +240,7 @@ fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>)
             "\n[vm.{name:?}]\nmin = {min}\nbase = {base}\nmax = {max}\nswap = {swap}\n"
         );
     }
-    let Settings { policy, tracking, free_pages, cold, lend, .. } = settings;
+    let DaemonSettings { policy, tracking, free_pages, cold, lend, .. } = settings;
     for (group, (vms, budget)) in groups {
         let vms = vms.join(", ");
         let _ = write!(

@@ -25,10 +25,10 @@ pub struct Members {
     dir: PathBuf,
     /// Directory of the certificates for the client side; `None`: without TLS.
     tls: Option<PathBuf>,
-    members: Vec<Member>,
+    members: Vec<EtcdMember>,
 }
 
-struct Member {
+struct EtcdMember {
     clients: SocketAddr,
     peers: SocketAddr,
     /// `None`: it was killed.
@@ -62,7 +62,7 @@ impl Members {
             Apt::open(&cache)?.unpack(&["etcd-server"], into)
         };
         let root = cache.directory("etcd", fill).map_err(io::Error::other)?;
-        let member = || Ok(Member { clients: free_port()?, peers: free_port()?, child: None });
+        let member = || Ok(EtcdMember { clients: free_port()?, peers: free_port()?, child: None });
         let members = (0..n).map(|_| member()).collect::<io::Result<_>>()?;
         let program = root.join("usr/bin/etcd");
         let mut all = Self { program, dir: dir.to_owned(), tls, members };

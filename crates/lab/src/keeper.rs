@@ -28,7 +28,7 @@ const KEEPER_GRACE: Duration = Duration::from_secs(30);
 
 /// The message of `up` to the keeper.
 #[derive(Debug, Serialize, Deserialize)]
-struct Order {
+struct KeeperOrder {
     accel: Accel,
     machines: Vec<MachineSpec>,
 }
@@ -36,7 +36,7 @@ struct Order {
 /// The keeper's one answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
+enum KeeperAnswer {
     Ready,
     Failed(String),
 }
@@ -70,12 +70,12 @@ pub fn up(dir: &Path, with: &Provisions, machines: Vec<MachineSpec>) -> Result<(
         .stderr(std::fs::File::create(dir.join("keeper.log"))?)
         .new_session()
         .spawn()?;
-    let order = Order { accel: with.accel, machines };
+    let order = KeeperOrder { accel: with.accel, machines };
     order_writer.write_all(&serde_json::to_vec(&order)?)?;
     drop(order_writer);
     match wait_for_answer(answer_reader) {
-        Ok(Answer::Ready) => Ok(()),
-        Ok(Answer::Failed(error)) => give_up(&mut keeper, LabError::Keeper(error)),
+        Ok(KeeperAnswer::Ready) => Ok(()),
+        Ok(KeeperAnswer::Failed(error)) => give_up(&mut keeper, LabError::Keeper(error)),
         Err(error) => give_up(&mut keeper, error),
     }
 }
@@ -86,7 +86,7 @@ fn give_up(keeper: &mut Child, error: LabError) -> Result<(), LabError> {
 }
 
 /// Reads on a thread of its own, so that Ctrl-C is seen while the guests boot.
-fn wait_for_answer(reader: std::io::PipeReader) -> Result<Answer, LabError> {
+fn wait_for_answer(reader: std::io::PipeReader) -> Result<KeeperAnswer, LabError> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut line = String::new();
@@ -109,10 +109,10 @@ fn wait_for_answer(reader: std::io::PipeReader) -> Result<Answer, LabError> {
 pub fn hold(dir: &Path) -> Result<(), LabError> {
     let mut text = Vec::new();
     std::io::stdin().read_to_end(&mut text)?;
-    let order: Order = serde_json::from_slice(&text)?;
+    let order: KeeperOrder = serde_json::from_slice(&text)?;
     let (lab, answer) = match start(dir, order) {
-        Ok(lab) => (Some(lab), Answer::Ready),
-        Err(error) => (None, Answer::Failed(error.to_string())),
+        Ok(lab) => (Some(lab), KeeperAnswer::Ready),
+        Err(error) => (None, KeeperAnswer::Failed(error.to_string())),
     };
     let mut out = std::io::stdout();
     // The process that asked may have ended; then no process needs the answer.
@@ -124,7 +124,7 @@ pub fn hold(dir: &Path) -> Result<(), LabError> {
     lab.stop()
 }
 
-fn start(dir: &Path, order: Order) -> Result<Lab, LabError> {
+fn start(dir: &Path, order: KeeperOrder) -> Result<Lab, LabError> {
     let cache = crate::cache::Cache::open()?;
     let with = Provisions {
         qemu: crate::qemu::Qemu::provide(&cache)?,

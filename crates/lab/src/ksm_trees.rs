@@ -78,7 +78,7 @@ const LEFT: usize = 0;
 const RIGHT: usize = 1;
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct TreeNode {
     page: usize,
     parent: usize,
     children: [usize; 2],
@@ -89,7 +89,7 @@ struct Node {
 #[derive(Debug)]
 struct Tree {
     root: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
 }
 
 impl Default for Tree {
@@ -143,7 +143,7 @@ impl Tree {
 
     fn insert(&mut self, page: usize, parent: usize, side: usize) {
         let node = self.nodes.len();
-        self.nodes.push(Node { page, parent, children: [NONE; 2], is_red: true });
+        self.nodes.push(TreeNode { page, parent, children: [NONE; 2], is_red: true });
         match self.nodes.get_mut(parent) {
             Some(parent) => parent.children[side] = node,
             None => self.root = node,

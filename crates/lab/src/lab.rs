@@ -24,8 +24,8 @@ use crate::interrupt::{self, Interrupted};
 use crate::machine::{self, Files, MachineSpec, SpecError};
 use crate::metrics::{Follower, Newest, Sample};
 use crate::qemu::{Qemu, QemuError};
-use crate::qmp::{Line, QmpError};
-use crate::state::{ChildRecord, Record, StateDir, StateError};
+use crate::qmp::{QmpError, QmpLine};
+use crate::state::{ChildRecord, LabRecord, StateDir, StateError};
 
 /// Timeout for all guests together to come up.
 const START_LIMIT: Duration = Duration::from_secs(120);
@@ -181,7 +181,7 @@ impl Provisions {
 pub struct Machine {
     spec: MachineSpec,
     files: Files,
-    line: Line,
+    line: QmpLine,
     child: Child,
     newest: Newest,
     started: Instant,
@@ -277,7 +277,7 @@ impl Machine {
 #[derive(Debug)]
 pub struct Lab {
     state: StateDir,
-    record: Record,
+    record: LabRecord,
     machines: Vec<Machine>,
     helpers: Vec<(String, Child)>,
     follower: Option<Follower>,
@@ -332,7 +332,7 @@ impl Lab {
         machine::check_all(specs, state.path())?;
         let own = Identity::own().ok_or_else(|| std::io::Error::other("/proc is not mounted"))?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let record = Record {
+        let record = LabRecord {
             holder: own.into(),
             since: since.as_secs(),
             accel: Some(with.accel),
@@ -465,7 +465,7 @@ impl Lab {
         self.remember(&spec.name, Some(&spec.group), child.identity())?;
         self.machines.push(Machine {
             spec: spec.clone(),
-            line: Line::new(&files.lab_socket),
+            line: QmpLine::new(&files.lab_socket),
             files,
             child,
             newest: Newest::default(),

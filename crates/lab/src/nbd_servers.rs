@@ -35,7 +35,7 @@ const END: Duration = Duration::from_secs(5);
 
 /// The server's implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ServerKind {
     Ours,
     Nbdkit,
     Qemu,
@@ -43,13 +43,13 @@ pub(crate) enum Kind {
 
 /// The transport between a server and its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Transport {
     Unix,
     Tcp,
     Tls,
 }
 
-impl Kind {
+impl ServerKind {
     pub(crate) const ALL: [Self; 3] = [Self::Ours, Self::Nbdkit, Self::Qemu];
 
     pub(crate) fn name(self) -> &'static str {
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-impl Way {
+impl Transport {
     pub(crate) const ALL: [Self; 3] = [Self::Unix, Self::Tcp, Self::Tls];
 
     pub(crate) fn name(self) -> &'static str {
@@ -73,7 +73,7 @@ impl Way {
     }
 
     /// The address at which a server in `dir` is to listen.
-    fn address(self, kind: Kind, dir: &Path) -> io::Result<Address> {
+    fn address(self, kind: ServerKind, dir: &Path) -> io::Result<Address> {
         Ok(match self {
             Self::Unix => Address::Unix(dir.join(format!("{}.sock", kind.name()))),
             Self::Tcp => Address::Tcp(free_port()?),
@@ -138,8 +138,8 @@ impl Programs {
 
 /// A running server; dropping it ends the server.
 pub(crate) struct Running {
-    pub(crate) kind: Kind,
-    pub(crate) way: Way,
+    pub(crate) kind: ServerKind,
+    pub(crate) way: Transport,
     pub(crate) child: Child,
     pub(crate) load: Load,
     _file: Option<tempfile::NamedTempFile>,
@@ -158,7 +158,7 @@ impl Running {
     /// Starts it on these CPUs (empty: on any) in `dir`, which also holds the certificates, and
     /// writes all its memory once.
     pub(crate) fn start(
-        (kind, way): (Kind, Way),
+        (kind, way): (ServerKind, Transport),
         programs: &Programs,
         cpus: &[usize],
         dir: &Path,
@@ -167,9 +167,9 @@ impl Running {
         let address = way.address(kind, dir)?;
         let mut file = None;
         let spawn = match kind {
-            Kind::Ours => return Self::ours(way, cpus, dir, size_mib, Slow::default()),
-            Kind::Nbdkit => programs.nbdkit(&address, size_mib),
-            Kind::Qemu => {
+            ServerKind::Ours => return Self::ours(way, cpus, dir, size_mib, Slow::default()),
+            ServerKind::Nbdkit => programs.nbdkit(&address, size_mib),
+            ServerKind::Qemu => {
                 let memory = tempfile::NamedTempFile::new_in(SHARED_MEMORY)?;
                 memory.as_file().set_len(size_mib * MIB)?;
                 let spawn = programs.qemu(&address, memory.path());
@@ -182,13 +182,13 @@ impl Running {
 
     /// Same as [`Self::start`], for our server, which may be slow on purpose.
     pub(crate) fn ours(
-        way: Way,
+        way: Transport,
         cpus: &[usize],
         dir: &Path,
         size_mib: u64,
         slow: Slow,
     ) -> Result<Self, LabError> {
-        let address = way.address(Kind::Ours, dir)?;
+        let address = way.address(ServerKind::Ours, dir)?;
         let spawn = Spawn::new(std::env::current_exe()?).arg(SUBCOMMAND);
         let spawn = spawn.args(["--size-mb", &size_mib.to_string()]);
         let spawn = spawn.args(["--read-us", &slow.read_us.to_string()]);
@@ -198,11 +198,11 @@ impl Running {
             Address::Tcp(at) => spawn.args(["--tcp", &at.to_string()]),
             Address::Tls(at, dir) => spawn.args(["--tcp", &at.to_string()]).arg("--tls").arg(dir),
         };
-        Self::run((Kind::Ours, way), &address, spawn.on_cpus(cpus), dir, None)
+        Self::run((ServerKind::Ours, way), &address, spawn.on_cpus(cpus), dir, None)
     }
 
     fn run(
-        (kind, way): (Kind, Way),
+        (kind, way): (ServerKind, Transport),
         address: &Address,
         spawn: Spawn,
         dir: &Path,

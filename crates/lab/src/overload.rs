@@ -23,8 +23,8 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::{Files, MachineSpec};
 use crate::metrics::{Follower, Newest};
-use crate::pool::{CONTROLLER, HOSTS, Pool, Settings};
-use crate::qmp::Line;
+use crate::pool::{CONTROLLER, HOSTS, HostPool, PoolSettings};
+use crate::qmp::QmpLine;
 use crate::remote_swap::{Disk, RemoteSwap};
 use crate::scenario::Context;
 
@@ -70,7 +70,7 @@ pub struct Threshold {
 
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct OverloadSample {
     /// Requests that were answered from shortly before the burst until shortly after it.
     pub answered: f64,
     /// Mean response time of the requests in that time, in milliseconds.
@@ -124,7 +124,7 @@ pub fn asked(burst: Duration) -> f64 {
 ///
 /// # Errors
 /// Errors of the lab.
-pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, LabError> {
+pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<OverloadSample, LabError> {
     context.make_dir()?;
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
     // Output of an earlier run's guest there.
@@ -168,7 +168,8 @@ pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, L
         None
     };
     let window = (OFF.saturating_sub(BEFORE), OFF + burst + AFTER);
-    let mut watch = Watch::begin(begun, [&near, &far], pool, swap.status().unwrap_or_default())?;
+    let mut watch =
+        OverloadWatch::begin(begun, [&near, &far], pool, swap.status().unwrap_or_default())?;
     watch.may_move = remedy == Remedy::Migration;
     let mut carried = None;
     while begun.elapsed() < window.1 + SECOND {
@@ -193,13 +194,13 @@ fn pool(
     far: &Path,
     threshold: Option<Threshold>,
     learned: Option<Learned>,
-) -> Result<Pool, LabError> {
+) -> Result<HostPool, LabError> {
     let Threshold { window, sustained } =
         threshold.unwrap_or(Threshold { window: 2, sustained: 2 });
     let overload = format!(
         "interval_s = 2\npages_per_s = {PAGES_PER_S}\nwindow = {window}\nsustained = {sustained}"
     );
-    let settings = Settings {
+    let settings = PoolSettings {
         guest: GUEST,
         given: GIVEN,
         promised: PROMISED,
@@ -208,7 +209,7 @@ fn pool(
         pool: "precopy_s = 6\nrest_s = 10",
         members: 1,
     };
-    let mut pool = Pool::new(lab, far, &settings)?;
+    let mut pool = HostPool::new(lab, far, &settings)?;
     if let Some(learned) = learned {
         let text = serde_json::to_vec(&learned).map_err(io::Error::other)?;
         fs::write(lab.dir().join("run/state/learned.json"), text)?;
@@ -224,7 +225,7 @@ fn pool(
 
 /// A line of the guest's report.
 #[derive(Clone, Copy, Default)]
-struct Row {
+struct OverloadRow {
     /// Seconds since the start.
     at: f64,
     answered: f64,
@@ -233,14 +234,14 @@ struct Row {
 }
 
 /// The observer of a run.
-struct Watch {
+struct OverloadWatch {
     begun: Instant,
     hosts: [Newest; 2],
     _follower: Follower,
-    source: Line,
-    pool: Option<Pool>,
+    source: QmpLine,
+    pool: Option<HostPool>,
     may_move: bool,
-    rows: Vec<Row>,
+    rows: Vec<OverloadRow>,
     /// The disk's count of pages over the last second, with times.
     disk: VecDeque<(Instant, u64)>,
     /// The time of the last reading, and the total time for which readings were above the limit.
@@ -252,11 +253,11 @@ struct Watch {
     moved: bool,
 }
 
-impl Watch {
+impl OverloadWatch {
     fn begin(
         begun: Instant,
         dirs: [&Path; 2],
-        pool: Option<Pool>,
+        pool: Option<HostPool>,
         disk: DiskReading,
     ) -> Result<Self, LabError> {
         let hosts = [Newest::default(), Newest::default()];
@@ -267,7 +268,7 @@ impl Watch {
             begun,
             _follower: Follower::start(followed.collect())?,
             hosts,
-            source: Line::new(&files[0].lab_socket),
+            source: QmpLine::new(&files[0].lab_socket),
             pool,
             may_move: false,
             rows: Vec::new(),
@@ -292,7 +293,7 @@ impl Watch {
                 self.moved |= host == 1;
                 let at = sample.arrived.saturating_duration_since(self.begun).as_secs_f64();
                 let mean_us = number("mean_us").unwrap_or(0.0);
-                self.rows.push(Row { at, answered, dropped, mean_us });
+                self.rows.push(OverloadRow { at, answered, dropped, mean_us });
             }
         }
         if let Some(disk) = swap.status() {
@@ -347,7 +348,7 @@ impl Watch {
         Ok(())
     }
 
-    fn seen(&self, window: (Duration, Duration)) -> Seen {
+    fn seen(&self, window: (Duration, Duration)) -> OverloadSample {
         let (from, until) = (window.0.as_secs_f64(), window.1.as_secs_f64());
         let pairs = || self.rows.windows(2).map(|pair| (pair[0], pair[1]));
         // Answers between two lines count by the part of their interval that lies in the window.
@@ -362,7 +363,7 @@ impl Watch {
         let rates =
             pairs().map(|(old, new)| (new.at, (new.answered - old.answered) / (new.at - old.at)));
         let taken = if self.moved { PROMISED } else { Bytes::ZERO };
-        Seen {
+        OverloadSample {
             answered,
             response_ms: waited / f64::max(asked, 1.0) / 1e3,
             overloaded_s: self.overloaded.as_secs_f64(),

@@ -23,18 +23,18 @@ use crate::etcd::Members;
 use crate::inside;
 use crate::lab::{Lab, LabError};
 use crate::machine::Files;
-use crate::qmp::Line;
+use crate::qmp::QmpLine;
 use crate::takeover::Takeover;
 
 /// The names of the two hosts; the guest begins on the first one.
 pub const HOSTS: [&str; 2] = ["a", "b"];
-/// The controller's index for [`Pool::start`]; daemons have their host's index in [`HOSTS`].
+/// The controller's index for [`HostPool::start`]; daemons have their host's index in [`HOSTS`].
 pub const CONTROLLER: usize = 2;
 const END: Duration = Duration::from_secs(5);
 
 /// The hosts' configuration.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings<'a> {
+pub struct PoolSettings<'a> {
     /// The guest.
     pub guest: &'a str,
     /// Memory that it was given.
@@ -52,7 +52,7 @@ pub struct Settings<'a> {
 }
 
 /// Two hosts, their store, and the processes that decide.
-pub struct Pool {
+pub struct HostPool {
     /// The directories of the hosts' files.
     pub dirs: [PathBuf; 2],
     /// The members of etcd.
@@ -66,13 +66,13 @@ pub struct Pool {
     processes: [Option<Child>; 3],
 }
 
-impl Pool {
+impl HostPool {
     /// The host of this lab's guest, and another one with its files in `far`, which is emptied.
     /// Neither daemon runs yet.
     ///
     /// # Errors
     /// A program is missing, or the kernel's error.
-    pub fn new(lab: &Lab, far: &Path, settings: &Settings<'_>) -> Result<Self, LabError> {
+    pub fn new(lab: &Lab, far: &Path, settings: &PoolSettings<'_>) -> Result<Self, LabError> {
         let (near, guest) = (lab.dir(), lab.machine(settings.guest)?);
         guest.hang_up();
         match fs::remove_dir_all(far) {
@@ -137,7 +137,7 @@ impl Pool {
     /// Whether the guest runs in a QEMU of this host.
     #[must_use]
     pub fn runs(&self, host: usize) -> bool {
-        let line = Line::new(&Files::new(&self.dirs[host], &self.guest).lab_socket);
+        let line = QmpLine::new(&Files::new(&self.dirs[host], &self.guest).lab_socket);
         let status = line.with(|qmp| qmp.execute("query-status", json!({})));
         status.is_ok_and(|status| status["running"] == true)
     }
@@ -176,7 +176,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for HostPool {
     fn drop(&mut self) {
         for which in 0..self.processes.len() {
             // An error is harmless: the process dies with this one at the latest.
@@ -190,11 +190,11 @@ fn configure(
     dir: &Path,
     endpoints: &[String],
     incoming: &Path,
-    settings: &Settings<'_>,
+    settings: &PoolSettings<'_>,
 ) -> Result<(), LabError> {
     fs::create_dir_all(dir.join("run/state"))?;
     fs::create_dir_all(dir.join("etc"))?;
-    let Settings { guest, given, promised, balloon, overload, pool, .. } = settings;
+    let PoolSettings { guest, given, promised, balloon, overload, pool, .. } = settings;
     let (shown, incoming, name) = (dir.display(), incoming.display(), HOSTS[host]);
     let (balloon, given, promised) = (balloon[host], given.0, promised.0);
     let text = format!(

@@ -3,7 +3,7 @@
 //! **Idea.** QMP is lines of JSON over a unix socket: a greeting, `qmp_capabilities`, then one
 //! reply per command, with events in between (which the lab does not need and skips). A QMP
 //! socket serves one client at a time, so the lab has a socket of its own, separate from the
-//! daemon's. A [`Line`] keeps its connection open, because connecting is slow while a guest
+//! daemon's. A [`QmpLine`] keeps its connection open, because connecting is slow while a guest
 //! boots. A keeper hangs up when its guests are up, so that `lab status` can connect.
 //!
 //! **Leaves out.** Everything that a daemon in production needs (see the driver in `overbook`).
@@ -44,12 +44,12 @@ pub enum QmpError {
 
 /// A connection that is opened when it is needed, kept until it fails, and then opened again.
 #[derive(Debug)]
-pub struct Line {
+pub struct QmpLine {
     socket: PathBuf,
     open: Mutex<Option<Qmp>>,
 }
 
-impl Line {
+impl QmpLine {
     /// A connection to the QEMU that listens (or will listen) on `socket`.
     pub fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned(), open: Mutex::default() }

@@ -28,7 +28,7 @@ pub struct Moment {
     /// Operations per second of its workload in that second; `None`: it was silent.
     pub ops_per_s: Option<f64>,
     /// Its newest report, of any age.
-    pub progress: Option<Progress>,
+    pub progress: Option<RecordingProgress>,
     /// Its balloon's size: the memory that the guest may use.
     pub balloon: Option<Bytes>,
     /// Memory that it occupies on the host.
@@ -39,7 +39,7 @@ pub struct Moment {
 
 /// A workload's progress by its own count.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
+pub struct RecordingProgress {
     /// The arrival of the report, in seconds since the recording began.
     pub at_s: f64,
     /// Operations since the workload's start.
@@ -130,7 +130,7 @@ impl Recording {
         let report = machine.last_metric();
         let progress = report.as_ref().and_then(|report| {
             let at_s = report.arrived.saturating_duration_since(self.began).as_secs_f64();
-            Some(Progress { at_s, ops: report.value["ops"].as_u64()? })
+            Some(RecordingProgress { at_s, ops: report.value["ops"].as_u64()? })
         });
         let fresh = report.filter(|r| r.arrived.elapsed().as_secs_f64() < SILENT_AFTER_S);
         let ops_per_s = fresh.and_then(|report| report.value["ops_per_s"].as_f64());
@@ -173,7 +173,7 @@ mod tests {
         let moment = |(second, &(at_s, ops)): (u32, &(f64, u64))| Moment {
             at_s: f64::from(second),
             ops_per_s: None,
-            progress: Some(Progress { at_s, ops }),
+            progress: Some(RecordingProgress { at_s, ops }),
             balloon: None,
             used: None,
             swapped: None,

@@ -31,11 +31,11 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 /// Such a host; dropping it removes the cgroup, whose processes must have ended by then.
 pub struct SmallHost {
-    shared: Arc<Shared>,
+    shared: Arc<HostCounters>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct HostCounters {
     group: MemoryGroup,
     memory: Bytes,
     beside: Mutex<Beside>,
@@ -73,7 +73,7 @@ impl SmallHost {
     pub fn new(name: &str, memory: Bytes) -> Result<Self, LabError> {
         let group = MemoryGroup::new(name)?;
         group.set_limit(memory)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HostCounters {
             group,
             memory,
             beside: Mutex::default(),
@@ -142,7 +142,7 @@ impl SmallHost {
     }
 }
 
-impl Shared {
+impl HostCounters {
     fn look(&self, compressed: Bytes) {
         let (own, compressed) = {
             let beside = self.beside();

@@ -37,12 +37,12 @@ pub struct Soak<'a> {
     seed: u64,
     /// Mappings of all QEMUs before the soak.
     mappings: u32,
-    toll: Toll,
+    toll: SoakCounts,
 }
 
 /// The counts of a soak, over all workers.
 #[derive(Debug, Default)]
-struct Toll {
+struct SoakCounts {
     kills: u32,
     /// Number of orders to unshare everything.
     unshared: u32,
@@ -75,7 +75,7 @@ impl<'a> Soak<'a> {
         seed: u64,
     ) -> Result<Self, LabError> {
         let mappings = count_mappings(lab)?;
-        Ok(Self { lab, group, table, seed, mappings, toll: Toll::default() })
+        Ok(Self { lab, group, table, seed, mappings, toll: SoakCounts::default() })
     }
 
     /// Merges, kills and unshares for `length`. `beside` is called for each guest after each
@@ -96,7 +96,7 @@ impl<'a> Soak<'a> {
             Wanted { scan_rate: (!unshares).then_some(RATE), ..Wanted::default() }
         };
         let last_words = lives::run(self.lab, length, &mut random, start, order, beside)?;
-        self.toll = Toll { unshared, ..Toll::default() };
+        self.toll = SoakCounts { unshared, ..SoakCounts::default() };
         last_words.iter().for_each(|report| self.toll.count(report));
         Ok(())
     }
@@ -159,7 +159,7 @@ fn count_mappings(lab: &Lab) -> Result<u32, LabError> {
     Ok(counts?.into_iter().sum())
 }
 
-impl Toll {
+impl SoakCounts {
     fn count(&mut self, report: &Report) {
         self.kills += 1;
         self.known = self.known.max(report.known_pages);

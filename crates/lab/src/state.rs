@@ -118,7 +118,7 @@ pub struct ChildRecord {
 
 /// `lab.json`: the holder of the lab, and its running guests and helpers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct LabRecord {
     /// The parent process of everything.
     pub holder: ProcessRecord,
     /// The lab's start, in seconds since 1970.
@@ -137,7 +137,7 @@ pub fn default_dir() -> PathBuf {
 }
 
 /// The content of `lab.json`, whether or not the lab is held.
-pub fn read_record(dir: &Path) -> Option<Record> {
+pub fn read_record(dir: &Path) -> Option<LabRecord> {
     serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()
 }
 
@@ -167,7 +167,7 @@ impl StateDir {
     }
 
     /// Empties the logs of the last lab, makes the directories and writes the first record.
-    pub fn begin(&self, record: &Record) -> Result<(), StateError> {
+    pub fn begin(&self, record: &LabRecord) -> Result<(), StateError> {
         self.remove(LOG)?;
         for name in RUN_TIME.into_iter().chain([LOG]) {
             let path = self.dir.join(name);
@@ -178,7 +178,7 @@ impl StateDir {
     }
 
     /// Replaces the record atomically.
-    pub fn write_record(&self, record: &Record) -> Result<(), StateError> {
+    pub fn write_record(&self, record: &LabRecord) -> Result<(), StateError> {
         let path = self.dir.join(RECORD);
         let failed = |source| StateError::Io { path: path.clone(), source };
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(error.into()))?;
@@ -258,9 +258,9 @@ fn check(dir: &Path) -> Result<(), StateError> {
 mod tests {
     use super::*;
 
-    fn record() -> Record {
+    fn record() -> LabRecord {
         let holder = Identity::own().unwrap().into();
-        Record { holder, since: 0, accel: None, children: Vec::new() }
+        LabRecord { holder, since: 0, accel: None, children: Vec::new() }
     }
 
     #[test]

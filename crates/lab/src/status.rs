@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The present state of a lab.
 #[derive(Debug, Serialize)]
-pub struct Status {
+pub struct LabStatus {
     /// Whether the process that holds the lab runs.
     pub running: bool,
     /// That process.
@@ -65,11 +65,11 @@ pub struct HelperStatus {
 }
 
 /// Reads the state of the lab in `dir`, without disturbing it.
-pub fn read(dir: &Path) -> Status {
+pub fn read(dir: &Path) -> LabStatus {
     let Some(record) = state::read_record(dir) else {
         let (machines, helpers) = (Vec::new(), Vec::new());
         let (running, holder_pid, age_s, accel) = (false, None, None, None);
-        return Status { running, holder_pid, age_s, accel, machines, helpers };
+        return LabStatus { running, holder_pid, age_s, accel, machines, helpers };
     };
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let (mut machines, mut helpers) = (Vec::new(), Vec::new());
@@ -81,7 +81,7 @@ pub fn read(dir: &Path) -> Status {
             None => helpers.push(HelperStatus { name, pid, alive }),
         }
     }
-    Status {
+    LabStatus {
         running: record.holder.identity().is_alive(),
         holder_pid: Some(record.holder.pid),
         age_s: Some(now.as_secs().saturating_sub(record.since)),
@@ -100,7 +100,7 @@ fn machine(dir: &Path, name: String, group: String, pid: u32, alive: bool) -> Ma
     MachineStatus { name, group, pid, alive, balloon_bytes, last_metric, last_metric_age_s }
 }
 
-impl Status {
+impl LabStatus {
     /// As a table for people.
     pub fn to_table(&self) -> String {
         let Some(holder) = self.holder_pid else { return "no lab here\n".to_owned() };

@@ -29,14 +29,14 @@ use std::time::{Duration, Instant};
 use model::Bytes;
 use sys::memory_of::staged;
 
-pub use deeds::{Counters, Deeds};
+pub use deeds::{DeedCounters, Deeds};
 pub use stand_in::{Operation, Report};
-pub use tormentors::Toll;
+pub use tormentors::FuzzerCounts;
 pub(crate) use tormentors::torment;
 
 use crate::interrupt;
 use crate::lab::LabError;
-use link::Link;
+use link::StressLink;
 use stand_in::StandIn;
 
 /// Time after which an operation counts as a hang.
@@ -75,13 +75,13 @@ pub enum StressError {
 
 /// The result for a stand-in.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct StressResult {
     /// Its last report.
     pub report: Report,
     /// Its messages about wrong bytes.
     pub words: String,
     /// The counts of its tormentors.
-    pub toll: Toll,
+    pub toll: FuzzerCounts,
     /// Memory that is still in staging at the end, which must be none.
     pub left: Bytes,
 }
@@ -90,7 +90,12 @@ pub struct Outcome {
 ///
 /// # Errors
 /// When a program is not built, hangs, or ends early.
-pub fn stand_in(dir: &Path, seed: u64, mib: u64, duration: Duration) -> Result<Outcome, LabError> {
+pub fn stand_in(
+    dir: &Path,
+    seed: u64,
+    mib: u64,
+    duration: Duration,
+) -> Result<StressResult, LabError> {
     let stand_in = StandIn::start(dir, seed, mib)?;
     let process = stand_in.process();
     wait_for_shim(process.pid)?;
@@ -106,14 +111,14 @@ pub fn stand_in(dir: &Path, seed: u64, mib: u64, duration: Duration) -> Result<O
     let left = staged(process.pid).map_err(std::io::Error::other)?;
     let words = stand_in.errors();
     let report = stand_in.finish()?;
-    Ok(Outcome { report, words, toll, left })
+    Ok(StressResult { report, words, toll, left })
 }
 
 /// Waits until the shim of this process reports guest RAM.
 pub(crate) fn wait_for_shim(pid: u32) -> Result<(), LabError> {
     let begun = Instant::now();
     loop {
-        let why = match Link::greet(pid) {
+        let why = match StressLink::greet(pid) {
             Ok(link) if !link.regions.is_empty() => return Ok(()),
             Ok(_) => "it has found no guest RAM".to_owned(),
             Err(error) => error.to_string(),

@@ -38,7 +38,7 @@ pub use trace::{Tick, TraceError, TraceReader};
 
 /// The truth at one moment.
 #[derive(Debug, Clone)]
-pub struct Sample {
+pub struct TruthSample {
     /// Its time, in microseconds of CLOCK_MONOTONIC.
     pub at_us: u64,
     /// The working set size.
@@ -105,7 +105,7 @@ impl Truth {
         path: &Path,
         definition: Definition,
         every: Millis,
-    ) -> Result<Vec<Sample>, TraceError> {
+    ) -> Result<Vec<TruthSample>, TraceError> {
         let mut truth = Self::open(path, definition)?;
         let step_us = every.0.max(1) * 1000;
         let mut next_us = truth.exact.now_us() + step_us;

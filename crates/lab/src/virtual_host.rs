@@ -42,7 +42,7 @@ use crate::machine::KERNEL_BASICS;
 use crate::packages::PackageError;
 use kernel::Kernel;
 use output::Splitter;
-use root::Content;
+use root::FileContent;
 
 pub use kernel::NEWEST;
 
@@ -167,7 +167,7 @@ pub struct VirtualHost {
 
 /// The result of a script.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct ScriptResult {
     /// Its exit code.
     pub code: u8,
     /// Time from the start of the host to the end of the script.
@@ -199,14 +199,14 @@ impl VirtualHost {
         script: &[u8],
         limit: Duration,
         output: &mut impl Write,
-    ) -> Result<Outcome, LabError> {
+    ) -> Result<ScriptResult, LabError> {
         self.check()?;
         let cache = Cache::open()?;
         let provisions = Provisions::provide(Choice::Tcg)?;
         let busybox = cache.root().join(GUEST_KERNEL).join("bin/busybox");
         let kernel = Kernel::provide(&cache, &self.kernel, &busybox)?;
         let mark = format!("<overbook virtual host {:016x} ended: ", random_number());
-        let content = Content {
+        let content = FileContent {
             cache: &cache,
             provisions: &provisions,
             kernel: &kernel,
@@ -215,7 +215,7 @@ impl VirtualHost {
             mark: &mark,
         };
         let initramfs = in_memory(&content.to_archive()?)?;
-        let mut running = Running::start(self, &cache, &provisions, &kernel.file, initramfs)?;
+        let mut running = RunningHost::start(self, &cache, &provisions, &kernel.file, initramfs)?;
         let outcome = running.follow(Splitter::new(&mark), limit, output);
         running.end()?;
         Ok(outcome?)
@@ -233,7 +233,7 @@ impl VirtualHost {
 }
 
 /// A running host: its QEMU.
-struct Running {
+struct RunningHost {
     child: Child,
     started: Instant,
     output: PipeReader,
@@ -241,7 +241,7 @@ struct Running {
     log: File,
 }
 
-impl Running {
+impl RunningHost {
     fn start(
         host: &VirtualHost,
         cache: &Cache,
@@ -294,7 +294,7 @@ impl Running {
         mut splitter: Splitter,
         limit: Duration,
         output: &mut impl Write,
-    ) -> Result<Outcome, HostError> {
+    ) -> Result<ScriptResult, HostError> {
         let mut buffer = vec![0; 1 << 16];
         loop {
             if interrupt::interrupted() {
@@ -320,7 +320,7 @@ impl Running {
             output.flush()?;
             if let Some(code) = part.code {
                 let console = text_of(&mut self.console)?;
-                return Ok(Outcome { code, time: self.started.elapsed(), console });
+                return Ok(ScriptResult { code, time: self.started.elapsed(), console });
             }
         }
     }

@@ -26,7 +26,7 @@ pub(crate) struct Read {
 /// `struct io_event`
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Event {
+struct AioEvent {
     data: u64,
     object: u64,
     result: i64,
@@ -99,7 +99,7 @@ impl Queue {
     fn wait(&self, mut left: usize) -> io::Result<()> {
         let mut result = Ok(());
         while left > 0 {
-            let mut events = [Event::default(); 8];
+            let mut events = [AioEvent::default(); 8];
             let (most, list) = (left.min(events.len()), events.as_mut_ptr());
             let none = std::ptr::null_mut::<libc::timespec>();
             // SAFETY: the kernel writes at most `most` events.

@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::kvm::Kicks;
 use crate::machine::Machine;
 use crate::page::{Content, Owned};
-use crate::ram::{Held, Slot};
+use crate::ram::{HeldPages, Slot};
 use crate::rng::Rng;
-use crate::watch::{Kind, Watch};
+use crate::watch::{WorkKind, WorkWatch};
 
 /// The state that all threads share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct CrewState {
     /// Guest RAM.
     pub(crate) slots: Vec<Slot>,
     /// The machines that use this guest RAM; none where KVM does not run them.
@@ -21,16 +21,16 @@ pub(crate) struct Shared {
     /// The threads that run their vCPUs.
     pub(crate) kicks: Kicks,
     /// The statistics.
-    pub(crate) watch: Watch,
+    pub(crate) watch: WorkWatch,
     ids: AtomicU64,
     stop: AtomicBool,
 }
 
-impl Shared {
+impl CrewState {
     /// Shared state with RAM in these slots, for `threads` threads.
     pub(crate) fn new(slots: Vec<Slot>, machines: Vec<Machine>, threads: usize) -> Self {
         let (ids, stop) = (AtomicU64::new(1), AtomicBool::new(false));
-        Self { slots, machines, kicks: Kicks::new(), watch: Watch::new(threads), ids, stop }
+        Self { slots, machines, kicks: Kicks::new(), watch: WorkWatch::new(threads), ids, stop }
     }
 
     /// Content with an id that was never used before.
@@ -53,7 +53,7 @@ impl Shared {
     pub(crate) fn check(
         &self,
         during: &str,
-        held: &Held<'_>,
+        held: &HeldPages<'_>,
         page: usize,
         owned: &Owned<'_>,
     ) -> bool {
@@ -85,7 +85,7 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Hand<'a> {
     /// The shared state.
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a CrewState,
     /// The thread's number.
     pub(crate) seat: usize,
     /// The thread's random numbers.
@@ -94,7 +94,7 @@ pub(crate) struct Hand<'a> {
 
 impl<'a> Hand<'a> {
     /// The RAM of a random slot, if it is plugged; larger slots are chosen more often.
-    pub(crate) fn any_ram(&mut self) -> Option<Held<'a>> {
+    pub(crate) fn any_ram(&mut self) -> Option<HeldPages<'a>> {
         let slots = &self.shared.slots;
         let mut page = self.rng.below(slots.iter().map(Slot::pages).sum());
         let slot = slots.iter().find(|slot| {
@@ -107,16 +107,20 @@ impl<'a> Hand<'a> {
 
     /// A run of pages that this thread owns: at most `most`, at a random place. `None`: none is
     /// free.
-    pub(crate) fn own_any(&mut self, most: usize) -> Option<Run<'a>> {
+    pub(crate) fn own_any(&mut self, most: usize) -> Option<CrewRun<'a>> {
         let held = self.any_ram()?;
         let first = self.rng.below(held.range().1 / crate::page::PAGE);
         let count = 1 + self.rng.below(most);
         let pages = held.own_run(first, count);
-        (!pages.is_empty()).then_some(Run { held, first, pages })
+        (!pages.is_empty()).then_some(CrewRun { held, first, pages })
     }
 
     /// Runs an operation, timed and counted.
-    pub(crate) fn time<T>(&self, kind: Kind, operation: impl FnOnce() -> Option<T>) -> Option<T> {
+    pub(crate) fn time<T>(
+        &self,
+        kind: WorkKind,
+        operation: impl FnOnce() -> Option<T>,
+    ) -> Option<T> {
         self.shared.watch.time(self.seat, kind, operation)
     }
 
@@ -167,18 +171,18 @@ pub(crate) struct Pace {
 }
 
 /// Adjacent pages that one thread owns. Fields are dropped in this order: pages, then the RAM.
-pub(crate) struct Run<'a> {
+pub(crate) struct CrewRun<'a> {
     /// The pages.
     pub(crate) pages: Vec<Owned<'a>>,
     /// The number of the first page.
     pub(crate) first: usize,
     /// The RAM that holds the pages.
-    pub(crate) held: Held<'a>,
+    pub(crate) held: HeldPages<'a>,
 }
 
-impl Run<'_> {
+impl CrewRun<'_> {
     /// Compares all pages; returns whether any was wrong.
-    pub(crate) fn check(&self, shared: &Shared, during: &str) -> bool {
+    pub(crate) fn check(&self, shared: &CrewState, during: &str) -> bool {
         let mut is_harmed = false;
         for (page, owned) in (self.first..).zip(&self.pages) {
             is_harmed |= shared.check(during, &self.held, page, owned);
@@ -188,7 +192,7 @@ impl Run<'_> {
 
     /// Writes new content to pages that may become zeros by themselves: afterwards the content is
     /// known.
-    pub(crate) fn settle(&self, shared: &Shared) {
+    pub(crate) fn settle(&self, shared: &CrewState) {
         for (page, owned) in (self.first..).zip(&self.pages) {
             if owned.content().is_freed {
                 shared.check("a look at what was freed", &self.held, page, owned);

@@ -12,9 +12,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::aio::{Queue, Read};
-use crate::crew::{Hand, Run, Shared};
+use crate::crew::{CrewRun, CrewState, Hand};
 use crate::page::{Content, PAGE};
-use crate::watch::Kind;
+use crate::watch::WorkKind;
 
 /// Number of blocks in the file, of one page each.
 const BLOCKS: usize = 4096;
@@ -25,13 +25,13 @@ const BATCH: usize = 8;
 
 /// A disk that one thread uses.
 #[derive(Debug)]
-pub(crate) struct Disk {
+pub(crate) struct RamDisk {
     file: File,
     blocks: Vec<Content>,
     is_direct: bool,
 }
 
-impl Disk {
+impl RamDisk {
     /// Makes the file, all zeros, and opens it with or without the page cache. The file is
     /// unlinked afterwards.
     ///
@@ -51,7 +51,7 @@ impl Disk {
     }
 
     /// Reads a run of blocks into a run of pages.
-    fn read(&self, block: usize, run: &Run<'_>) -> io::Result<()> {
+    fn read(&self, block: usize, run: &CrewRun<'_>) -> io::Result<()> {
         let (start, bytes) = run.range();
         // SAFETY: the range is RAM that is held and pages that are owned; other threads access it
         // by atomics only.
@@ -62,12 +62,12 @@ impl Disk {
         Ok(())
     }
 
-    fn note_read(&self, block: usize, run: &Run<'_>) {
+    fn note_read(&self, block: usize, run: &CrewRun<'_>) {
         run.pages.iter().zip(&self.blocks[block..]).for_each(|(page, content)| page.set(*content));
     }
 
     /// Writes a run of pages to a run of blocks.
-    fn write(&mut self, block: usize, run: &Run<'_>) -> io::Result<()> {
+    fn write(&mut self, block: usize, run: &CrewRun<'_>) -> io::Result<()> {
         let (start, bytes) = run.range();
         // SAFETY: as above.
         let done =
@@ -96,11 +96,11 @@ fn complete(done: isize, bytes: usize) -> io::Result<()> {
 ///
 /// # Errors
 /// When a transfer fails: none may fail because pages are staged.
-pub(crate) fn work(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result<()> {
+pub(crate) fn work(hand: &mut Hand<'_>, mut disk: RamDisk) -> io::Result<()> {
     let (reads, writes) = if disk.is_direct {
-        (Kind::DirectRead, Kind::DirectWrite)
+        (WorkKind::DirectRead, WorkKind::DirectWrite)
     } else {
-        (Kind::BufferedRead, Kind::BufferedWrite)
+        (WorkKind::BufferedRead, WorkKind::BufferedWrite)
     };
     while !hand.shared.is_stopping() {
         let Some(run) = hand.own_any(MOST) else { continue };
@@ -134,11 +134,11 @@ pub(crate) fn work(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result<()> {
 ///
 /// # Errors
 /// When a read fails.
-pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result<()> {
+pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: RamDisk) -> io::Result<()> {
     fill(&mut disk, hand.shared)?;
     let mut queue = Queue::new(BATCH)?;
     while !hand.shared.is_stopping() {
-        let runs: Vec<(usize, Run<'_>)> = (0..BATCH)
+        let runs: Vec<(usize, CrewRun<'_>)> = (0..BATCH)
             .filter_map(|_| Some((hand.rng.below(BLOCKS - MOST), hand.own_any(MOST)?)))
             .collect();
         let reads: Vec<Read> = runs
@@ -148,7 +148,7 @@ pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result
                 Read { start, bytes, offset: offset(*block) }
             })
             .collect();
-        let result = hand.time(Kind::AsyncRead, || {
+        let result = hand.time(WorkKind::AsyncRead, || {
             // SAFETY: the runs are held and owned until all reads have completed, for which this
             // call waits.
             Some(unsafe { queue.read_all(disk.file.as_raw_fd(), &reads) })
@@ -167,7 +167,7 @@ pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result
 }
 
 /// Writes known content from RAM into every block.
-fn fill(disk: &mut Disk, shared: &Shared) -> io::Result<()> {
+fn fill(disk: &mut RamDisk, shared: &CrewState) -> io::Result<()> {
     let Some(held) = shared.slots[0].hold() else { return Ok(()) };
     for block in 0..BLOCKS {
         let page = block % shared.slots[0].pages();

@@ -146,7 +146,7 @@ pub(crate) fn code() -> &'static [u8] {
 
 /// The operation on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum GuestOrder {
     /// Compares the whole page.
     Check,
     /// Compares id and count, and increments the count.
@@ -155,7 +155,7 @@ pub(crate) enum Order {
     Rewrite(Content),
 }
 
-impl Order {
+impl GuestOrder {
     /// The content of the page after the operation.
     pub(crate) fn outcome(self, content: Content) -> Content {
         match self {
@@ -174,7 +174,7 @@ pub(crate) struct Job {
     /// The expected content.
     pub(crate) content: Content,
     /// The operation. A page that may have become zeros is not modified.
-    pub(crate) order: Order,
+    pub(crate) order: GuestOrder,
 }
 
 /// A word with a wrong value.
@@ -203,9 +203,9 @@ impl<'a> Mailbox<'a> {
     pub(crate) fn put(&self, number: usize, job: &Job) {
         let Job { address, content, order } = *job;
         let (order, fresh) = match order {
-            Order::Check => (0, 0),
-            Order::Modify => (1, 0),
-            Order::Rewrite(fresh) => (2, fresh.id),
+            GuestOrder::Check => (0, 0),
+            GuestOrder::Modify => (1, 0),
+            GuestOrder::Rewrite(fresh) => (2, fresh.id),
         };
         let is_strict = u64::from(!content.is_freed);
         let words = [address, content.id, content.count, order, fresh, is_strict];

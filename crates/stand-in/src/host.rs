@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::crew::Hand;
 use crate::page::PAGE;
-use crate::watch::Kind;
+use crate::watch::WorkKind;
 
 /// Most pages at a time.
 const MOST: usize = 32;
@@ -26,7 +26,7 @@ pub(crate) fn page_out(hand: &mut Hand<'_>) -> io::Result<()> {
         let pages = held.range().1 / PAGE;
         let first = hand.rng.below(pages);
         let count = (1 + hand.rng.below(MOST)).min(pages - first);
-        let result = hand.time(Kind::PageOut, || {
+        let result = hand.time(WorkKind::PageOut, || {
             let (start, bytes) = (held.address(first), count * PAGE);
             // SAFETY: RAM that is held; its content stays.
             let done =

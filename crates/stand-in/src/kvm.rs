@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::crew::{Hand, Pace, Shared};
-use crate::guest::{Job, MOST_JOBS, Order, Wrong};
+use crate::crew::{CrewState, Hand, Pace};
+use crate::guest::{GuestOrder, Job, MOST_JOBS, Wrong};
 use crate::machine::{Machine, RAM_BEGINS, Vcpu};
 use crate::page::{Content, Harm, Owned, PAGE};
-use crate::ram::Held;
-use crate::watch::Kind;
+use crate::ram::HeldPages;
+use crate::watch::WorkKind;
 
 /// vCPUs of each machine: one vCPU has page tables of its own, and three change theirs together.
 pub(crate) const MACHINES: [usize; 2] = [1, 3];
@@ -73,7 +73,7 @@ pub(crate) fn work(hand: &mut Hand<'_>, mut vcpu: Vcpu) -> io::Result<()> {
 }
 
 /// A page of a round: its number, its ownership, and the operation on it.
-type Share<'a> = (usize, Owned<'a>, Order);
+type Share<'a> = (usize, Owned<'a>, GuestOrder);
 
 fn round(hand: &mut Hand<'_>, vcpu: &mut Vcpu, window: usize) -> io::Result<()> {
     let Some(held) = hand.any_ram() else { return Ok(()) };
@@ -88,22 +88,27 @@ fn round(hand: &mut Hand<'_>, vcpu: &mut Vcpu, window: usize) -> io::Result<()> 
         let Some(owned) = held.entry(page).own() else { continue };
         let content = owned.content();
         let order = match hand.rng.below(100) {
-            0..55 if !content.is_freed => Order::Modify,
-            0..80 => Order::Rewrite(hand.shared.fresh()),
-            _ => Order::Check,
+            0..55 if !content.is_freed => GuestOrder::Modify,
+            0..80 => GuestOrder::Rewrite(hand.shared.fresh()),
+            _ => GuestOrder::Check,
         };
         vcpu.mailbox()
             .put(shares.len(), &Job { address: held.guest_address(page), content, order });
         shares.push((page, owned, order));
     }
-    let done = hand.time(Kind::KvmRound, || Some(run(hand.shared, vcpu, &held, &shares)));
+    let done = hand.time(WorkKind::KvmRound, || Some(run(hand.shared, vcpu, &held, &shares)));
     done.transpose()?;
-    hand.shared.watch.count(Kind::KvmAccess, shares.len());
+    hand.shared.watch.count(WorkKind::KvmAccess, shares.len());
     Ok(())
 }
 
 /// Runs the guest until it has done all jobs; reports and repairs each wrong page.
-fn run(shared: &Shared, vcpu: &mut Vcpu, held: &Held<'_>, shares: &[Share<'_>]) -> io::Result<()> {
+fn run(
+    shared: &CrewState,
+    vcpu: &mut Vcpu,
+    held: &HeldPages<'_>,
+    shares: &[Share<'_>],
+) -> io::Result<()> {
     let mut first = 0;
     while first < shares.len() {
         let (stop, wrong) = vcpu.run(first..shares.len())?;
@@ -123,9 +128,9 @@ fn run(shared: &Shared, vcpu: &mut Vcpu, held: &Held<'_>, shares: &[Share<'_>]) 
 /// Reports a word that a guest found wrong. Host and guest may see different pages, so both are
 /// checked.
 fn complain(
-    shared: &Shared,
+    shared: &CrewState,
     vcpu: &Vcpu,
-    held: &Held<'_>,
+    held: &HeldPages<'_>,
     page: usize,
     content: Content,
     wrong: Wrong,

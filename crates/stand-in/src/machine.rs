@@ -289,7 +289,7 @@ fn at_user_level(reset: kvm_sregs) -> kvm_sregs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guest::{Job, MOST_JOBS, Order};
+    use crate::guest::{GuestOrder, Job, MOST_JOBS};
     use crate::kvm;
     use crate::page::Content;
     use crate::ram::Slot;
@@ -310,7 +310,7 @@ mod tests {
     fn run(
         slot: &Slot,
         vcpu: &mut Vcpu,
-        jobs: &[(usize, Content, Order)],
+        jobs: &[(usize, Content, GuestOrder)],
     ) -> (usize, Option<Wrong>) {
         for (number, (page, content, order)) in jobs.iter().enumerate() {
             let (address, content, order) = (slot.guest_address(*page), *content, *order);
@@ -328,11 +328,11 @@ mod tests {
         CONTENT.fill(held.words(1));
         let other = Content { id: 1 << 40, ..Content::ZERO };
         let jobs = [
-            (0, Content::ZERO, Order::Check),
-            (1, CONTENT, Order::Check),
-            (1, CONTENT, Order::Modify),
-            (2, Content::ZERO, Order::Rewrite(other)),
-            (2, other, Order::Check),
+            (0, Content::ZERO, GuestOrder::Check),
+            (1, CONTENT, GuestOrder::Check),
+            (1, CONTENT, GuestOrder::Modify),
+            (2, Content::ZERO, GuestOrder::Rewrite(other)),
+            (2, other, GuestOrder::Check),
         ];
         assert_eq!(run(&slot, &mut vcpu, &jobs), (jobs.len(), None));
         assert_eq!(Content { count: 4, ..CONTENT }.compare(held.words(1)), None);
@@ -346,7 +346,7 @@ mod tests {
         for wrong in [0, 1, 2, 300, 511] {
             CONTENT.fill(held.words(1));
             held.words(1)[wrong].store(99, std::sync::atomic::Ordering::Relaxed);
-            let jobs = [(0, Content::ZERO, Order::Check), (1, CONTENT, Order::Check)];
+            let jobs = [(0, Content::ZERO, GuestOrder::Check), (1, CONTENT, GuestOrder::Check)];
             let stopped = (1, Some(Wrong { index: wrong, found: 99 }));
             assert_eq!(run(&slot, &mut vcpu, &jobs), stopped);
             let harm = CONTENT.compare(vcpu.mailbox().copy());
@@ -357,9 +357,9 @@ mod tests {
     #[test]
     fn zeros_will_do_in_a_freed_page_only() {
         let Some((slot, mut vcpu, _machines)) = machine() else { return };
-        let freed = [(3, CONTENT.freed(), Order::Check)];
+        let freed = [(3, CONTENT.freed(), GuestOrder::Check)];
         assert_eq!(run(&slot, &mut vcpu, &freed), (1, None));
-        let plain = [(3, CONTENT, Order::Check)];
+        let plain = [(3, CONTENT, GuestOrder::Check)];
         assert_eq!(run(&slot, &mut vcpu, &plain).0, 0);
     }
 
@@ -367,8 +367,9 @@ mod tests {
     fn a_slot_comes_and_goes_under_a_vcpu() {
         let Some((slot, mut vcpu, machines)) = machine() else { return };
         for _ in 0..3 {
-            let jobs: Vec<_> =
-                (0..MOST_JOBS).map(|page| (page, Content::ZERO, Order::Rewrite(CONTENT))).collect();
+            let jobs: Vec<_> = (0..MOST_JOBS)
+                .map(|page| (page, Content::ZERO, GuestOrder::Rewrite(CONTENT)))
+                .collect();
             let rewritten = Content { count: 0, ..CONTENT };
             assert_eq!(run(&slot, &mut vcpu, &jobs), (MOST_JOBS, None));
             assert_eq!(rewritten.compare(slot.hold().unwrap().words(MOST_JOBS - 1)), None);
@@ -378,7 +379,11 @@ mod tests {
         slot.replug(&machines).unwrap();
         vcpu.mailbox().put(
             0,
-            &Job { address: slot.guest_address(0), content: Content::ZERO, order: Order::Check },
+            &Job {
+                address: slot.guest_address(0),
+                content: Content::ZERO,
+                order: GuestOrder::Check,
+            },
         );
         // Nothing is there: the guest exits in another way.
         assert!(vcpu.run(0..1).is_err());

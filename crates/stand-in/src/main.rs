@@ -40,8 +40,8 @@ use std::process::ExitCode;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crew::{Hand, Shared};
-use disk::Disk;
+use crew::{CrewState, Hand};
+use disk::RamDisk;
 use machine::Vcpu;
 use page::PAGE;
 use ram::Slot;
@@ -101,7 +101,8 @@ fn run(options: &Options) -> io::Result<usize> {
     slots.iter().try_for_each(|slot| slot.replug(&machines))?;
     let works = works(options, vcpus)?;
     // Shared state is leaked, because threads that hang are left behind with it.
-    let shared: &'static Shared = Box::leak(Box::new(Shared::new(slots, machines, works.len())));
+    let shared: &'static CrewState =
+        Box::leak(Box::new(CrewState::new(slots, machines, works.len())));
     let hands = start(options, shared, works);
     std::thread::spawn(|| {
         // The content of standard input does not matter, only its end.
@@ -133,7 +134,7 @@ type Work = Box<dyn FnOnce(&mut Hand<'_>) -> io::Result<()> + Send>;
 fn works(options: &Options, vcpus: Vec<Vcpu>) -> io::Result<Vec<Work>> {
     let disk = |number: usize, is_direct| {
         let name = format!("stand-in-{}-{number}.disk", std::process::id());
-        Disk::new(&options.dir.join(name), is_direct)
+        RamDisk::new(&options.dir.join(name), is_direct)
     };
     let mut works: Vec<Work> = Vec::new();
     for _ in 0..VCPUS {
@@ -166,7 +167,7 @@ fn works(options: &Options, vcpus: Vec<Vcpu>) -> io::Result<Vec<Work>> {
 /// Starts all threads; one that fails asks the others to end.
 fn start(
     options: &Options,
-    shared: &'static Shared,
+    shared: &'static CrewState,
     works: Vec<Work>,
 ) -> Vec<JoinHandle<io::Result<()>>> {
     let hands = works.into_iter().enumerate().map(|(seat, work)| {
@@ -183,7 +184,7 @@ fn start(
 }
 
 /// Prints one line of statistics; `obstacle` is why KVM runs no vCPUs.
-fn report(shared: &Shared, obstacle: Option<&str>, is_last: bool) -> io::Result<()> {
+fn report(shared: &CrewState, obstacle: Option<&str>, is_last: bool) -> io::Result<()> {
     let kvm = match obstacle {
         Some(why) => format!("\"{}\"", why.replace(['"', '\\'], "'")),
         None => "null".to_owned(),

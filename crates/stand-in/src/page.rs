@@ -143,14 +143,14 @@ impl fmt::Display for Harm {
 
 /// The entry of one page in the table.
 #[derive(Debug, Default)]
-pub(crate) struct Entry {
+pub(crate) struct PageEntry {
     sequence: AtomicU64,
     id: AtomicU64,
     count: AtomicU64,
     is_freed: AtomicBool,
 }
 
-impl Entry {
+impl PageEntry {
     /// Makes the caller the page's owner, unless it has one.
     pub(crate) fn own(&self) -> Option<Owned<'_>> {
         let sequence = self.sequence.load(Ordering::Relaxed);
@@ -193,7 +193,7 @@ impl Entry {
 
 /// A page that no other thread writes, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Owned<'a>(&'a Entry);
+pub(crate) struct Owned<'a>(&'a PageEntry);
 
 impl Owned<'_> {
     /// The expected content.
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_page_has_one_owner_and_readers_wait_for_its_end() {
-        let (entry, words) = (Entry::default(), words());
+        let (entry, words) = (PageEntry::default(), words());
         let owned = entry.own().unwrap();
         assert!(entry.own().is_none());
         assert!(entry.glance(&words).is_none());
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_reader_finds_harm() {
-        let (entry, words) = (Entry::default(), words());
+        let (entry, words) = (PageEntry::default(), words());
         words[100].store(1, Ordering::Relaxed);
         let harm = entry.glance(&words).unwrap().unwrap_err();
         assert_eq!((harm.bytes, harm.first), (1, 800));

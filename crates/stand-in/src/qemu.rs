@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use crate::crew::{Hand, Shared};
-use crate::watch::Kind;
+use crate::crew::{CrewState, Hand};
+use crate::watch::WorkKind;
 
 /// Most pages of a discard: free-page reports come in huge pages, balloons in pages.
 const MOST_DISCARDED: usize = 512;
@@ -27,8 +27,9 @@ pub(crate) fn discard(hand: &mut Hand<'_>) -> io::Result<()> {
                 run.check(hand.shared, "a look before a discard");
             }
             let is_report = hand.rng.chance(60);
-            let result = hand
-                .time(Kind::Discard, || Some(run.held.discard(run.first, &run.pages, is_report)));
+            let result = hand.time(WorkKind::Discard, || {
+                Some(run.held.discard(run.first, &run.pages, is_report))
+            });
             result.transpose()?;
             if hand.rng.chance(60) {
                 run.check(hand.shared, "a look after a discard");
@@ -47,9 +48,9 @@ pub(crate) fn discard(hand: &mut Hand<'_>) -> io::Result<()> {
 /// When the kernel refuses.
 pub(crate) fn plug(hand: &mut Hand<'_>) -> io::Result<()> {
     while hand.rest(Duration::from_secs(3)) {
-        let Shared { slots, machines, .. } = hand.shared;
+        let CrewState { slots, machines, .. } = hand.shared;
         let slot = hand.rng.below(slots.len());
-        let result = hand.time(Kind::Plug, || {
+        let result = hand.time(WorkKind::Plug, || {
             Some(if slot == 0 { slots[0].remap(machines) } else { slots[slot].replug(machines) })
         });
         result.transpose()?;
@@ -67,11 +68,11 @@ pub(crate) fn fork(hand: &mut Hand<'_>) -> io::Result<()> {
     while hand.rest(Duration::from_millis(400)) {
         if hand.rng.chance(30) {
             let mut program = std::process::Command::new("/bin/true");
-            let status = hand.time(Kind::Fork, || Some(program.status()));
+            let status = hand.time(WorkKind::Fork, || Some(program.status()));
             status.transpose()?;
         } else {
             let life_ms = if hand.rng.chance(50) { 0 } else { hand.rng.below(CHILD_MOST_MS) };
-            let child = hand.time(Kind::Fork, || Some(child_for(life_ms)));
+            let child = hand.time(WorkKind::Fork, || Some(child_for(life_ms)));
             children.extend(child.transpose()?);
         }
         children.retain(|child| !has_ended(*child));
@@ -127,10 +128,10 @@ pub(crate) fn register(hand: &mut Hand<'_>) -> io::Result<()> {
         let Some(held) = hand.any_ram() else { continue };
         let (start, bytes) = held.range();
         let range = Range { start: start.expose_provenance() as u64, bytes: bytes as u64 };
-        let result = hand.time(Kind::Register, || Some(watcher.register(range)));
+        let result = hand.time(WorkKind::Register, || Some(watcher.register(range)));
         result.transpose()?;
         hand.rest(WATCHED);
-        let result = hand.time(Kind::Register, || Some(watcher.unregister(range)));
+        let result = hand.time(WorkKind::Register, || Some(watcher.unregister(range)));
         result.transpose()?;
     }
     Ok(())

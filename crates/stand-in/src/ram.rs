@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use crate::machine::{Machine, RAM_BEGINS};
-use crate::page::{Content, Entry, Owned, PAGE, Words};
+use crate::page::{Content, Owned, PAGE, PageEntry, Words};
 
 /// QEMU aligns guest RAM to huge pages.
 const ALIGN: usize = 2 << 20;
@@ -25,17 +25,17 @@ const MADV_DONTNEED_LOCKED: libc::c_int = 24;
 
 /// One mapping of guest RAM.
 #[derive(Debug)]
-struct Mapping {
+struct RamMapping {
     start: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: the mapping belongs to no thread; its content is accessed through atomics only.
-unsafe impl Send for Mapping {}
+unsafe impl Send for RamMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for RamMapping {}
 
-impl Mapping {
+impl RamMapping {
     fn new(bytes: usize) -> io::Result<Self> {
         let reserved = bytes + ALIGN;
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -59,7 +59,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for RamMapping {
     fn drop(&mut self) {
         if let Err(error) = unmap(self.start.as_ptr(), self.bytes + PAGE) {
             eprintln!("overbook-stand-in: munmap: {error}");
@@ -103,8 +103,8 @@ pub(crate) struct Slot {
     number: u32,
     /// Its guest-physical address.
     guest: u64,
-    mapping: RwLock<Option<Mapping>>,
-    entries: Box<[Entry]>,
+    mapping: RwLock<Option<RamMapping>>,
+    entries: Box<[PageEntry]>,
 }
 
 impl Slot {
@@ -112,7 +112,7 @@ impl Slot {
     pub(crate) fn row(sizes: impl IntoIterator<Item = usize>) -> Vec<Self> {
         let mut end = RAM_BEGINS;
         let slot = |(number, pages): (u32, usize)| {
-            let entries = (0..pages).map(|_| Entry::default()).collect();
+            let entries = (0..pages).map(|_| PageEntry::default()).collect();
             let guest = end.next_multiple_of(GUEST_ALIGN);
             let slot = Self { number, guest, mapping: RwLock::default(), entries };
             end = slot.guest_end();
@@ -138,13 +138,13 @@ impl Slot {
 
     /// Its RAM, which stays plugged while held. `None` while a thread waits to change it: another
     /// thread may hold it already.
-    pub(crate) fn hold(&self) -> Option<Held<'_>> {
+    pub(crate) fn hold(&self) -> Option<HeldPages<'_>> {
         let guard = match self.mapping.try_read() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        guard.is_some().then_some(Held { guard, slot: self })
+        guard.is_some().then_some(HeldPages { guard, slot: self })
     }
 
     /// Unplugs its RAM, or plugs new RAM, which is all zeros. The machines have the slot while it
@@ -159,10 +159,10 @@ impl Slot {
             *mapping = None;
             return Ok(());
         }
-        for owned in self.entries.iter().filter_map(Entry::own) {
+        for owned in self.entries.iter().filter_map(PageEntry::own) {
             owned.set(Content::ZERO);
         }
-        let new = mapping.insert(Mapping::new(self.pages() * PAGE)?);
+        let new = mapping.insert(RamMapping::new(self.pages() * PAGE)?);
         machines.iter().try_for_each(|machine| {
             machine.plug(self.number, self.guest, new.start.as_ptr(), new.bytes)
         })
@@ -175,7 +175,7 @@ impl Slot {
     /// When the kernel refuses.
     pub(crate) fn remap(&self, machines: &[Machine]) -> io::Result<()> {
         let mapping = self.mapping.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(Mapping { start, bytes }) = &*mapping else { return Ok(()) };
+        let Some(RamMapping { start, bytes }) = &*mapping else { return Ok(()) };
         machines.iter().try_for_each(|machine| {
             machine.unplug(self.number)?;
             machine.plug(self.number, self.guest, start.as_ptr(), *bytes)
@@ -184,12 +184,12 @@ impl Slot {
 }
 
 /// RAM that is plugged and held.
-pub(crate) struct Held<'a> {
-    guard: RwLockReadGuard<'a, Option<Mapping>>,
+pub(crate) struct HeldPages<'a> {
+    guard: RwLockReadGuard<'a, Option<RamMapping>>,
     slot: &'a Slot,
 }
 
-impl<'a> Held<'a> {
+impl<'a> HeldPages<'a> {
     /// The address of the RAM, and the number of bytes.
     pub(crate) fn range(&self) -> (*mut u8, usize) {
         // RAM is held only while it is plugged.
@@ -198,7 +198,7 @@ impl<'a> Held<'a> {
     }
 
     /// The entry of a page.
-    pub(crate) fn entry(&self, page: usize) -> &'a Entry {
+    pub(crate) fn entry(&self, page: usize) -> &'a PageEntry {
         &self.slot.entries[page]
     }
 
@@ -224,7 +224,7 @@ impl<'a> Held<'a> {
 
     /// Owns up to `count` adjacent pages from `first` on, and stops at a page that has an owner.
     pub(crate) fn own_run(&self, first: usize, count: usize) -> Vec<Owned<'a>> {
-        self.slot.entries[first..].iter().take(count).map_while(Entry::own).collect()
+        self.slot.entries[first..].iter().take(count).map_while(PageEntry::own).collect()
     }
 
     /// Discards the pages of a run: they read as zeros afterwards. A report of more than one page

@@ -8,10 +8,10 @@
 use std::io;
 use std::time::Duration;
 
-use crate::crew::{Hand, Pace, Shared};
+use crate::crew::{CrewState, Hand, Pace};
 use crate::page::{Owned, PAGE};
-use crate::ram::Held;
-use crate::watch::Kind;
+use crate::ram::HeldPages;
+use crate::watch::WorkKind;
 
 /// Pages of the hot window.
 const WINDOW: usize = 1024;
@@ -49,9 +49,9 @@ fn access(hand: &mut Hand<'_>, window: usize) {
         hand.rng.below(pages)
     };
     let kind = match hand.rng.below(100) {
-        0..55 => Kind::Modify,
-        55..75 => Kind::Rewrite,
-        75..90 => Kind::Check,
+        0..55 => WorkKind::Modify,
+        55..75 => WorkKind::Rewrite,
+        75..90 => WorkKind::Check,
         _ => return glance(hand, &held, page),
     };
     let shared = hand.shared;
@@ -60,15 +60,15 @@ fn access(hand: &mut Hand<'_>, window: usize) {
         let (words, mut content) = (held.words(page), owned.content());
         match kind {
             // A page that may become zeros at any moment is written anew.
-            Kind::Modify if content.is_freed => rewrite(shared, &held, page, &owned),
-            Kind::Modify => {
+            WorkKind::Modify if content.is_freed => rewrite(shared, &held, page, &owned),
+            WorkKind::Modify => {
                 if let Some(harm) = content.modify(words) {
                     shared.watch.harm("a small change", page, &harm);
                     content.fill(words);
                 }
                 owned.set(content);
             }
-            Kind::Rewrite => rewrite(shared, &held, page, &owned),
+            WorkKind::Rewrite => rewrite(shared, &held, page, &owned),
             _ => {
                 shared.check("a check", &held, page, &owned);
             }
@@ -77,15 +77,15 @@ fn access(hand: &mut Hand<'_>, window: usize) {
     });
 }
 
-fn rewrite(shared: &Shared, held: &Held<'_>, page: usize, owned: &Owned<'_>) {
+fn rewrite(shared: &CrewState, held: &HeldPages<'_>, page: usize, owned: &Owned<'_>) {
     shared.check("a rewrite", held, page, owned);
     let content = shared.fresh();
     content.fill(held.words(page));
     owned.set(content);
 }
 
-fn glance(hand: &Hand<'_>, held: &Held<'_>, page: usize) {
-    hand.time(Kind::Glance, || {
+fn glance(hand: &Hand<'_>, held: &HeldPages<'_>, page: usize) {
+    hand.time(WorkKind::Glance, || {
         let result = held.entry(page).glance(held.words(page))?;
         if let Err(harm) = result {
             hand.shared.watch.harm("a reader's glance", page, &harm);

@@ -16,7 +16,7 @@ const TOLD: usize = 12;
 /// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub(crate) enum Kind {
+pub(crate) enum WorkKind {
     Modify,
     Rewrite,
     Check,
@@ -69,7 +69,7 @@ struct Seat {
 
 /// The statistics of all threads.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct WorkWatch {
     start: Instant,
     tallies: [Tally; NAMES.len()],
     seats: Box<[Seat]>,
@@ -77,7 +77,7 @@ pub(crate) struct Watch {
     told: AtomicUsize,
 }
 
-impl Watch {
+impl WorkWatch {
     /// Statistics for `threads` threads.
     pub(crate) fn new(threads: usize) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Watch {
     pub(crate) fn time<T>(
         &self,
         seat: usize,
-        kind: Kind,
+        kind: WorkKind,
         operation: impl FnOnce() -> Option<T>,
     ) -> Option<T> {
         let (seat, tally) = (&self.seats[seat], &self.tallies[kind as usize]);
@@ -114,7 +114,7 @@ impl Watch {
     }
 
     /// Counts operations that were part of another one.
-    pub(crate) fn count(&self, kind: Kind, number: usize) {
+    pub(crate) fn count(&self, kind: WorkKind, number: usize) {
         self.tallies[kind as usize].done.fetch_add(number as u64, Relaxed);
     }
 

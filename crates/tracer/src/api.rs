@@ -14,7 +14,7 @@ pub(crate) type MemInfo = u32;
 
 /// A translation block.
 #[repr(C)]
-pub(crate) struct Block([u8; 0]);
+pub(crate) struct TracedBlock([u8; 0]);
 /// An instruction of a translation block.
 #[repr(C)]
 pub(crate) struct Instruction([u8; 0]);
@@ -38,7 +38,7 @@ pub(crate) const READS_AND_WRITES: c_int = 3;
 /// Called for each vCPU that starts.
 pub(crate) type VcpuCallback = extern "C" fn(PluginId, c_uint);
 /// Called for each block that is translated.
-pub(crate) type TranslateCallback = extern "C" fn(PluginId, *mut Block);
+pub(crate) type TranslateCallback = extern "C" fn(PluginId, *mut TracedBlock);
 /// Called after an access to memory.
 pub(crate) type MemoryCallback = extern "C" fn(c_uint, MemInfo, u64, *mut c_void);
 /// Called when QEMU exits.
@@ -60,8 +60,11 @@ unsafe extern "C" {
         accesses: c_int,
         data: *mut c_void,
     );
-    pub(crate) fn qemu_plugin_tb_n_insns(block: *const Block) -> usize;
-    pub(crate) fn qemu_plugin_tb_get_insn(block: *const Block, index: usize) -> *mut Instruction;
+    pub(crate) fn qemu_plugin_tb_n_insns(block: *const TracedBlock) -> usize;
+    pub(crate) fn qemu_plugin_tb_get_insn(
+        block: *const TracedBlock,
+        index: usize,
+    ) -> *mut Instruction;
     pub(crate) fn qemu_plugin_insn_haddr(instruction: *const Instruction) -> *mut c_void;
     pub(crate) fn qemu_plugin_mem_size_shift(info: MemInfo) -> c_uint;
     pub(crate) fn qemu_plugin_get_hwaddr(info: MemInfo, address: u64) -> *mut HwAddr;

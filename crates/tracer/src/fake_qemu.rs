@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::api::{
-    self, Block, ExitCallback, HwAddr, Info, Instruction, MemInfo, MemoryCallback, PluginId,
+    self, ExitCallback, HwAddr, Info, Instruction, MemInfo, MemoryCallback, PluginId, TracedBlock,
     TranslateCallback, VcpuCallback,
 };
 
@@ -46,12 +46,12 @@ extern "C" fn qemu_plugin_register_vcpu_mem_cb(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn qemu_plugin_tb_n_insns(_: *const Block) -> usize {
+extern "C" fn qemu_plugin_tb_n_insns(_: *const TracedBlock) -> usize {
     1
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn qemu_plugin_tb_get_insn(_: *const Block, _: usize) -> *mut Instruction {
+extern "C" fn qemu_plugin_tb_get_insn(_: *const TracedBlock, _: usize) -> *mut Instruction {
     std::ptr::null_mut()
 }
 

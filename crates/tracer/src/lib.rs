@@ -43,7 +43,7 @@ use std::fs::File;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use api::{Block, Info, MemInfo, PluginId};
+use api::{Info, MemInfo, PluginId, TracedBlock};
 use code::HostRam;
 use layout::{Layout, PAGE_BYTES};
 use options::Options;
@@ -139,7 +139,7 @@ extern "C" fn on_vcpu(_id: PluginId, _vcpu: c_uint) {
 }
 
 /// Records the pages from which a block is read, and instruments each access of its instructions.
-extern "C" fn on_translation(_id: PluginId, block: *mut Block) {
+extern "C" fn on_translation(_id: PluginId, block: *mut TracedBlock) {
     let Some(tracer) = TRACER.get() else { return };
     let mut host_ram = tracer.host_ram.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: block and instructions are valid during this call, the index is in range, and the

@@ -27,14 +27,14 @@ impl Write for Failing {
 
 #[test]
 fn lines_come_every_second_while_the_worker_is_stuck() {
-    let shared = Arc::new(Shared::new());
+    let shared = Arc::new(RunState::new());
     let (events, inbox) = mpsc::channel();
     let mut reporter = Reporter::new("test", Arc::clone(&shared), Vec::new());
     let limit = Some(Duration::from_millis(2900));
     // No message ever comes on the channel: the worker is in a page fault that does not end.
     let outcome = reporter.run(&inbox, limit);
     drop(events);
-    assert!(matches!(outcome, Outcome::Ended));
+    assert!(matches!(outcome, WorkResult::Ended));
     let lines = lines(&reporter.out);
     let times: Vec<f64> = lines.iter().map(|l| l["t_s"].as_f64().unwrap()).collect();
     assert_eq!(lines.len(), 3, "{times:?}");
@@ -45,7 +45,7 @@ fn lines_come_every_second_while_the_worker_is_stuck() {
 
 #[test]
 fn a_line_covers_its_second_and_the_final_one_the_run() {
-    let shared = Arc::new(Shared::new());
+    let shared = Arc::new(RunState::new());
     let worker = Worker::new(Arc::clone(&shared), 1, None);
     let mut reporter = Reporter::new("test", shared, Vec::new());
     let mut report = |t_s, ops, latency_us, last| {
@@ -63,7 +63,7 @@ fn a_line_covers_its_second_and_the_final_one_the_run() {
 
 #[test]
 fn fields_without_meaning_are_absent() {
-    let mut reporter = Reporter::new("test", Arc::new(Shared::new()), Vec::new());
+    let mut reporter = Reporter::new("test", Arc::new(RunState::new()), Vec::new());
     let line = serde_json::to_value(reporter.line(Duration::from_secs(1), false)).unwrap();
     // On a machine with swap the guest's own is reported, too.
     let names = line
@@ -78,24 +78,24 @@ fn fields_without_meaning_are_absent() {
 #[test]
 fn a_closed_output_ends_the_run() {
     let out = Failing(io::ErrorKind::BrokenPipe, 0);
-    let mut reporter = Reporter::new("test", Arc::new(Shared::new()), out);
+    let mut reporter = Reporter::new("test", Arc::new(RunState::new()), out);
     let (_events, inbox) = mpsc::channel();
     let outcome = reporter.run(&inbox, Some(Duration::from_secs(30)));
-    assert!(matches!(outcome, Outcome::ReaderGone));
+    assert!(matches!(outcome, WorkResult::ReaderGone));
     assert!(reporter.shared.now() < Duration::from_secs(30));
 }
 
 #[test]
 fn other_write_errors_leave_the_work_running() {
     let out = Failing(io::ErrorKind::StorageFull, 0);
-    let shared = Arc::new(Shared::new());
+    let shared = Arc::new(RunState::new());
     let mut reporter = Reporter::new("test", shared, out);
     let (events, inbox) = mpsc::channel();
     thread::spawn(move || {
         thread::sleep(Duration::from_millis(2500));
         events.send(Event::Finished(Ok(())))
     });
-    assert!(matches!(reporter.run(&inbox, None), Outcome::Ended));
+    assert!(matches!(reporter.run(&inbox, None), WorkResult::Ended));
     assert!(reporter.out.1 >= 2, "it tries the next line");
 }
 
@@ -104,8 +104,8 @@ fn a_signal_ends_the_run_with_a_final_line_and_the_workers_error() {
     let (events, inbox) = mpsc::channel();
     events.send(Event::Stop).unwrap();
     events.send(Event::Finished(Err(WorkError::Panicked))).unwrap();
-    let mut reporter = Reporter::new("test", Arc::new(Shared::new()), Vec::new());
-    assert!(matches!(reporter.run(&inbox, None), Outcome::Failed(WorkError::Panicked)));
+    let mut reporter = Reporter::new("test", Arc::new(RunState::new()), Vec::new());
+    assert!(matches!(reporter.run(&inbox, None), WorkResult::Failed(WorkError::Panicked)));
     assert!(reporter.shared.stopping());
     assert_eq!(lines(&reporter.out).len(), 1);
 }

@@ -11,7 +11,7 @@ use clap::Args;
 use crate::args::megabytes;
 use crate::content;
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGE, PAGES_PER_MB, WORDS_PER_MB, fill_random};
+use crate::memory::{PAGE, PAGES_PER_MB, WORDS_PER_MB, WorkMemory, fill_random};
 use crate::run::Worker;
 
 /// One operation of this many writes.
@@ -39,23 +39,23 @@ pub(crate) struct Options {
 
 /// Content of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
+enum CopyContent {
     Same,
     Own,
     Zeros,
 }
 
 impl Options {
-    fn content(&self, page: usize) -> Content {
+    fn content(&self, page: usize) -> CopyContent {
         let (same, own) = (self.same_mb * PAGES_PER_MB, self.own_mb * PAGES_PER_MB);
         let is_same = match page {
-            _ if page >= same + own => return Content::Zeros,
+            _ if page >= same + own => return CopyContent::Zeros,
             // The surplus of the larger kind comes at the end.
             _ if !self.interleaved => page < same,
             _ if page >= 2 * same.min(own) => same > own,
             _ => page.is_multiple_of(2),
         };
-        if is_same { Content::Same } else { Content::Own }
+        if is_same { CopyContent::Same } else { CopyContent::Own }
     }
 
     /// The place of the guest's own page of this number.
@@ -69,7 +69,7 @@ impl Options {
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
-    let mut memory = Memory::default();
+    let mut memory = WorkMemory::default();
     let (mut common, mut own) = (content::common(), content::own(worker.seed));
     let zero_mb = options.zero_mb.unwrap_or(0);
     let all_mb = options.same_mb + options.own_mb + zero_mb;
@@ -80,11 +80,11 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
         let chunk = memory.grow()?;
         for (number, page) in chunk.chunks_exact_mut(PAGE).enumerate() {
             match options.content(mb * PAGES_PER_MB + number) {
-                Content::Same => fill_random(page, &mut common),
-                Content::Own => fill_random(page, &mut own),
+                CopyContent::Same => fill_random(page, &mut common),
+                CopyContent::Own => fill_random(page, &mut own),
                 // Other content comes first: a kernel may map its zero page under memory that is
                 // only zeroed.
-                Content::Zeros => {
+                CopyContent::Zeros => {
                     page.fill(1);
                     page.fill(0);
                 }
@@ -127,17 +127,17 @@ mod tests {
             for (same, own) in [(1, 1), (2, 1), (1, 2), (0, 1)] {
                 let options = options(same, own, 1, interleaved);
                 let pages = (0..(same + own + 1) * PAGES_PER_MB).map(|page| options.content(page));
-                let contents: Vec<Content> = pages.collect();
+                let contents: Vec<CopyContent> = pages.collect();
                 let all = |content| (0..).zip(&contents).filter(move |(_, is)| **is == content);
-                assert_eq!(all(Content::Same).count(), same * PAGES_PER_MB);
-                assert_eq!(all(Content::Zeros).count(), PAGES_PER_MB);
-                let own_pages: Vec<usize> = all(Content::Own).map(|(page, _)| page).collect();
+                assert_eq!(all(CopyContent::Same).count(), same * PAGES_PER_MB);
+                assert_eq!(all(CopyContent::Zeros).count(), PAGES_PER_MB);
+                let own_pages: Vec<usize> = all(CopyContent::Own).map(|(page, _)| page).collect();
                 let said = (0..own * PAGES_PER_MB).map(|number| options.own_page(number));
                 assert_eq!(own_pages, said.collect::<Vec<_>>(), "{options:?}");
             }
         }
         assert_eq!([0, 1, 2].map(|page| options(1, 1, 0, true).content(page)), {
-            [Content::Same, Content::Own, Content::Same]
+            [CopyContent::Same, CopyContent::Own, CopyContent::Same]
         });
     }
 

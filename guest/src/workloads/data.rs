@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::args::megabytes;
 use crate::error::WorkError;
-use crate::memory::Memory;
+use crate::memory::WorkMemory;
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -34,7 +34,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
-    let mut table = Table::default();
+    let mut table = DataTable::default();
     for _ in 0..options.mb {
         if worker.shared.stopping() {
             return Ok(());
@@ -60,8 +60,8 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 
 /// Rows one after the other; row `i` belongs to planted cluster `i % CENTRES`.
 #[derive(Default)]
-struct Table {
-    memory: Memory,
+struct DataTable {
+    memory: WorkMemory,
     planted: Vec<Row>,
 }
 
@@ -78,7 +78,7 @@ impl Cluster {
     }
 }
 
-impl Table {
+impl DataTable {
     fn rows(&self) -> usize {
         self.memory.words() / COLUMNS
     }
@@ -140,8 +140,8 @@ fn distance(one: &Row, other: &Row) -> u64 {
 mod tests {
     use super::*;
 
-    fn table(seed: u64) -> Table {
-        let mut table = Table::default();
+    fn table(seed: u64) -> DataTable {
+        let mut table = DataTable::default();
         table.grow(&mut Rng::new(seed)).unwrap();
         table
     }

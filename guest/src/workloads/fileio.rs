@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::args::megabytes;
-use crate::disk::Disk;
+use crate::disk::BlockDevice;
 use crate::error::WorkError;
 use crate::memory::MB;
 use crate::rng::Rng;
@@ -30,7 +30,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     worker.shared.mb.set(options.mb);
-    let disk = Disk::for_reading(&options.path, options.mb, worker.seed, &worker.shared)?;
+    let disk = BlockDevice::for_reading(&options.path, options.mb, worker.seed, &worker.shared)?;
     let mut rng = Rng::new(worker.seed);
     let mut buffer = vec![0; READ_BYTES];
     while worker.proceed(1) {

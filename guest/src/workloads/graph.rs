@@ -11,7 +11,7 @@ use clap::Args;
 
 use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::Memory;
+use crate::memory::WorkMemory;
 use crate::rng::Rng;
 use crate::run::Worker;
 use crate::zipf::Zipf;
@@ -42,7 +42,7 @@ fn properties(text: &str) -> Result<usize, String> {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
-    let mut memory = Memory::default();
+    let mut memory = WorkMemory::default();
     for _ in 0..options.mb {
         memory.grow()?;
     }
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 
 /// First all edges, each vertex's followed by its properties, then all states.
 struct Graph {
-    memory: Memory,
+    memory: WorkMemory,
     vertices: usize,
     /// Words from one vertex's edges to the next one's.
     stride: usize,
@@ -79,7 +79,7 @@ enum Field {
 
 impl Graph {
     /// As many vertices as fit.
-    fn new(memory: Memory, properties: usize) -> Self {
+    fn new(memory: WorkMemory, properties: usize) -> Self {
         let stride = DEGREE + properties;
         Self { vertices: memory.words() / (stride + STATE_WORDS), stride, memory }
     }
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     fn graph(properties: usize) -> (Graph, Worker) {
-        let (worker, mut memory) = (Worker::for_test(), Memory::default());
+        let (worker, mut memory) = (Worker::for_test(), WorkMemory::default());
         memory.grow().unwrap();
         let mut graph = Graph::new(memory, properties);
         graph.connect(&mut Rng::new(1), &worker);

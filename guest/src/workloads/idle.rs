@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGES_PER_MB, fill_random};
+use crate::memory::{PAGES_PER_MB, WorkMemory, fill_random};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -16,7 +16,7 @@ const WAKEUPS_PER_S: f64 = 10.0;
 
 pub(crate) fn run(worker: &mut Worker) -> Result<(), WorkError> {
     let period = Duration::from_secs_f64(1.0 / worker.rate.unwrap_or(WAKEUPS_PER_S));
-    let mut memory = Memory::default();
+    let mut memory = WorkMemory::default();
     fill_random(memory.grow()?, &mut Rng::new(worker.seed));
     worker.shared.mb.set(memory.len_mb());
 

@@ -15,7 +15,7 @@ use clap::Args;
 
 use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::{MB, Memory, PAGE};
+use crate::memory::{MB, PAGE, WorkMemory};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -50,7 +50,7 @@ fn length(text: &str) -> Result<f64, String> {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum PageKind {
     Write,
     Read,
     Copy,
@@ -60,12 +60,18 @@ enum Kind {
 }
 
 /// In the order in which they are done.
-const KINDS: [Kind; 6] =
-    [Kind::Write, Kind::Read, Kind::Copy, Kind::Random, Kind::SystemCall, Kind::Disk];
+const KINDS: [PageKind; 6] = [
+    PageKind::Write,
+    PageKind::Read,
+    PageKind::Copy,
+    PageKind::Random,
+    PageKind::SystemCall,
+    PageKind::Disk,
+];
 
 struct Work {
-    memory: Memory,
-    other: Memory,
+    memory: WorkMemory,
+    other: WorkMemory,
     rng: Rng,
     disk: File,
     disk_mb: usize,
@@ -77,7 +83,7 @@ struct Work {
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
     let disk = open(&options.path).map_err(WorkError::file("open", &options.path))?;
-    let mut filled = || Memory::filled(options.mb / 2, &mut rng, &worker.shared);
+    let mut filled = || WorkMemory::filled(options.mb / 2, &mut rng, &worker.shared);
     let (memory, other) = (filled()?, filled()?);
     let (disk_mb, path) = (options.disk_mb, options.path.clone());
     let mut work = Work { memory, other, rng, disk, disk_mb, path, page: 0 };
@@ -101,34 +107,34 @@ fn open(path: &Path) -> std::io::Result<File> {
 
 impl Work {
     /// Returns the number of pages or calls that it did.
-    fn step(&mut self, kind: Kind) -> Result<usize, WorkError> {
+    fn step(&mut self, kind: PageKind) -> Result<usize, WorkError> {
         match kind {
-            Kind::Write => {
+            PageKind::Write => {
                 let value = self.rng.next_u64().to_le_bytes();
                 self.each_page(|memory, _, page| memory.page(page).as_chunks_mut().0.fill(value));
             }
-            Kind::Read => self.each_page(|memory, _, page| {
+            PageKind::Read => self.each_page(|memory, _, page| {
                 let (words, _) = memory.page(page).as_chunks();
                 let sum = words.iter().fold(0, |sum, word| u64::from_le_bytes(*word) ^ sum);
                 black_box(sum);
             }),
-            Kind::Copy => self.each_page(|memory, other, page| {
+            PageKind::Copy => self.each_page(|memory, other, page| {
                 memory.page(page).copy_from_slice(other.page(page));
             }),
-            Kind::Random => {
+            PageKind::Random => {
                 for _ in 0..CALLS_PER_STEP {
                     let at = self.rng.below(self.memory.words());
                     self.memory.set(at, self.memory.get(at) ^ 1);
                 }
                 return Ok(CALLS_PER_STEP);
             }
-            Kind::SystemCall => {
+            PageKind::SystemCall => {
                 for _ in 0..CALLS_PER_STEP {
                     black_box(std::os::unix::process::parent_id());
                 }
                 return Ok(CALLS_PER_STEP);
             }
-            Kind::Disk => {
+            PageKind::Disk => {
                 let at = self.rng.below(self.disk_mb * MB / PAGE) * PAGE;
                 let buffer = self.memory.page(0);
                 let failed = WorkError::file("read", &self.path);
@@ -139,7 +145,7 @@ impl Work {
         Ok(PAGES_PER_STEP)
     }
 
-    fn each_page(&mut self, mut work: impl FnMut(&mut Memory, &mut Memory, usize)) {
+    fn each_page(&mut self, mut work: impl FnMut(&mut WorkMemory, &mut WorkMemory, usize)) {
         for _ in 0..PAGES_PER_STEP {
             self.page = (self.page + 1) % self.memory.pages();
             work(&mut self.memory, &mut self.other, self.page);
@@ -177,8 +183,8 @@ mod tests {
         file.as_file().set_len(MB as u64).unwrap();
         let worker = Worker::for_test();
         let mut rng = Rng::new(1);
-        let memory = Memory::filled(1, &mut rng, &worker.shared).unwrap();
-        let other = Memory::filled(1, &mut rng, &worker.shared).unwrap();
+        let memory = WorkMemory::filled(1, &mut rng, &worker.shared).unwrap();
+        let other = WorkMemory::filled(1, &mut rng, &worker.shared).unwrap();
         let disk = open(file.path()).unwrap();
         let path = file.path().to_owned();
         let mut work = Work { memory, other, rng, disk, disk_mb: 1, path, page: 0 };

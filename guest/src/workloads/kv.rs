@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::{Memory, WORDS_PER_MB};
+use crate::memory::{WORDS_PER_MB, WorkMemory};
 use crate::rng::{Rng, mix};
 use crate::run::Worker;
 use crate::zipf::Zipf;
@@ -46,7 +46,7 @@ fn percent(text: &str) -> Result<usize, String> {
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
-    let mut store = Store::new(options.mb)?;
+    let mut store = KvStore::new(options.mb)?;
     for number in 0..store.keys {
         if worker.shared.stopping() {
             return Ok(());
@@ -75,14 +75,14 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 }
 
 /// Values first, then the table. Key 0 marks a free slot.
-struct Store {
-    memory: Memory,
+struct KvStore {
+    memory: WorkMemory,
     keys: usize,
 }
 
-impl Store {
+impl KvStore {
     fn new(mb: usize) -> Result<Self, WorkError> {
-        let mut memory = Memory::default();
+        let mut memory = WorkMemory::default();
         for _ in 0..mb {
             memory.grow()?;
         }
@@ -164,8 +164,8 @@ fn gcd(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn full(mb: usize) -> Store {
-        let mut store = Store::new(mb).unwrap();
+    fn full(mb: usize) -> KvStore {
+        let mut store = KvStore::new(mb).unwrap();
         (0..store.keys).for_each(|place| store.insert(place));
         store
     }

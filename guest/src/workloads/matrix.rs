@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::args::megabytes;
 use crate::error::WorkError;
-use crate::memory::{MB, Memory};
+use crate::memory::{MB, WorkMemory};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -27,7 +27,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
-    let memory = Memory::filled(options.mb, &mut rng, &worker.shared)?;
+    let memory = WorkMemory::filled(options.mb, &mut rng, &worker.shared)?;
     let mut matrices = Matrices::new(memory, &mut rng);
     while matrices.multiply(worker) {
         matrices.check(&mut rng)?;
@@ -37,13 +37,13 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 
 /// A, B and C, one behind the other, each of `blocks` x `blocks` blocks.
 struct Matrices {
-    memory: Memory,
+    memory: WorkMemory,
     blocks: usize,
 }
 
 impl Matrices {
     /// As large as fits; A and B hold small whole numbers, so that every sum is exact.
-    fn new(memory: Memory, rng: &mut Rng) -> Self {
+    fn new(memory: WorkMemory, rng: &mut Rng) -> Self {
         let fits = memory.len_mb() * MB / 8 / (3 * BLOCK);
         let mut matrices = Self { memory, blocks: fits.isqrt().max(1) };
         for index in 0..2 * matrices.blocks * matrices.blocks * BLOCK {
@@ -129,7 +129,7 @@ mod tests {
 
     fn matrices(mb: usize) -> (Matrices, Worker, Rng) {
         let (worker, mut rng) = (Worker::for_test(), Rng::new(1));
-        let memory = Memory::filled(mb, &mut rng, &worker.shared).unwrap();
+        let memory = WorkMemory::filled(mb, &mut rng, &worker.shared).unwrap();
         (Matrices::new(memory, &mut rng), worker, rng)
     }
 

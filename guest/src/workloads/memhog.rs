@@ -10,7 +10,7 @@ use memmap2::MmapMut;
 
 use crate::args::{megabytes, seconds};
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGE, PAGES_PER_MB, fill_random, page};
+use crate::memory::{PAGE, PAGES_PER_MB, WorkMemory, fill_random, page};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -35,12 +35,12 @@ pub(crate) struct Options {
 
 /// Memory that it holds.
 #[derive(Default)]
-struct Held {
-    memory: Memory,
+struct HeldMemory {
+    memory: WorkMemory,
     pages: Vec<MmapMut>,
 }
 
-impl Held {
+impl HeldMemory {
     fn mb(&self) -> usize {
         self.memory.len_mb() + self.pages.len() / PAGES_PER_MB
     }
@@ -68,7 +68,7 @@ impl Held {
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
-    let mut held = Held::default();
+    let mut held = HeldMemory::default();
     let mut rng = Rng::new(worker.seed);
     loop {
         while held.mb() < options.mb {
@@ -90,7 +90,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
         if options.rest.is_none() || !sleep(options.rest, worker) {
             return Ok(());
         }
-        held = Held::default();
+        held = HeldMemory::default();
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn of_single_pages_every_second_one_is_freed_first() {
-        let (mut held, mut rng) = (Held::default(), Rng::new(1));
+        let (mut held, mut rng) = (HeldMemory::default(), Rng::new(1));
         held.grow(true, &mut rng).unwrap();
         held.grow(true, &mut rng).unwrap();
         assert_eq!((held.mb(), held.pages.len()), (2, 2 * PAGES_PER_MB));

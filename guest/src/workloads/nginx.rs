@@ -68,7 +68,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 
     let mut nginx = program::command("nginx");
     let (server, stream) = Server::start("nginx", nginx.args(["-c", CONFIGURATION]), PORT, shared)?;
-    let mut client = Client::new(stream);
+    let mut client = NginxClient::new(stream);
     let mut rng = Rng::new(worker.seed);
     while worker.proceed(1) {
         let number = rng.below(documents);
@@ -87,13 +87,13 @@ fn write_document(number: usize, bytes: &mut [u8]) {
 }
 
 /// One persistent connection.
-struct Client {
+struct NginxClient {
     stream: BufReader<TcpStream>,
     line: String,
     body: Vec<u8>,
 }
 
-impl Client {
+impl NginxClient {
     fn new(stream: TcpStream) -> Self {
         Self { stream: BufReader::new(stream), line: String::new(), body: Vec::new() }
     }
@@ -138,7 +138,7 @@ mod tests {
     use std::net::TcpListener;
 
     /// A client that receives these answers.
-    fn asked(answers: &'static [u8]) -> Client {
+    fn asked(answers: &'static [u8]) -> NginxClient {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
@@ -146,7 +146,7 @@ mod tests {
         // The server side stays open: requests are not read, and the client reads the answers
         // above.
         std::mem::forget(server);
-        Client::new(stream)
+        NginxClient::new(stream)
     }
 
     #[test]

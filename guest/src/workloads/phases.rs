@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGE};
+use crate::memory::{PAGE, WorkMemory};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -41,7 +41,7 @@ fn phase_length(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
-    let mut memory = Memory::filled(options.mb, &mut rng, &worker.shared)?;
+    let mut memory = WorkMemory::filled(options.mb, &mut rng, &worker.shared)?;
     let part_pages = (memory.pages() / options.parts).max(1);
     let mut end = worker.shared.now();
     for number in 0.. {
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     Ok(())
 }
 
-fn change(memory: &mut Memory, page: usize, rng: &mut Rng) {
+fn change(memory: &mut WorkMemory, page: usize, rng: &mut Rng) {
     let word = page * WORDS_PER_PAGE + rng.below(WORDS_PER_PAGE);
     let value = memory.get(word);
     memory.set(word, value.rotate_left(5) ^ rng.next_u64());

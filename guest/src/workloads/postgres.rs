@@ -22,7 +22,7 @@ use crate::intact;
 use crate::memory::MB;
 use crate::program::{self, Server, difference};
 use crate::rng::{Rng, mix};
-use crate::run::{Shared, Worker};
+use crate::run::{RunState, Worker};
 
 const PORT: u16 = 5432;
 const USER: &str = "postgres";
@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     let (server, first) = Server::start(USER, &mut postgres, PORT, shared)?;
     let stream = log_in(first, shared).map_err(server.failed())?;
     let rows = Rows::new(worker.seed, options.mb * MB / VALUE, options.parts);
-    let mut client = Client { stream, rows, body: Vec::new() };
+    let mut client = PostgresClient { stream, rows, body: Vec::new() };
     client.fill(shared).map_err(server.failed())?;
     shared.mb.set(options.mb);
     let mut rng = Rng::new(!worker.seed);
@@ -111,7 +111,7 @@ fn ids(passwd: &str) -> Option<(u32, u32)> {
 }
 
 /// A session, once the database accepts one.
-fn log_in(first: TcpStream, shared: &Shared) -> io::Result<BufReader<TcpStream>> {
+fn log_in(first: TcpStream, shared: &RunState) -> io::Result<BufReader<TcpStream>> {
     let (mut stream, begun) = (BufReader::new(first), shared.now());
     let mut body = Vec::new();
     loop {
@@ -210,15 +210,15 @@ impl Rows {
 }
 
 /// One persistent session.
-struct Client {
+struct PostgresClient {
     stream: BufReader<TcpStream>,
     rows: Rows,
     body: Vec<u8>,
 }
 
-impl Client {
+impl PostgresClient {
     /// Makes the table.
-    fn fill(&mut self, shared: &Shared) -> io::Result<()> {
+    fn fill(&mut self, shared: &RunState) -> io::Result<()> {
         self.say("drop table if exists data")?;
         // One transaction, so that the log does not repeat the table's content.
         self.say("begin")?;
@@ -303,7 +303,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut server = listener.accept().unwrap().0;
         let rows = Rows::new(1, 2, 2);
-        let mut client = Client { stream: BufReader::new(stream), rows, body: Vec::new() };
+        let mut client = PostgresClient { stream: BufReader::new(stream), rows, body: Vec::new() };
         client.rows.make(0);
         let value = client.rows.expected.clone();
         server.write_all(&row(&value)).unwrap();

@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::args::{megabytes, seconds};
 use crate::content;
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGES_PER_MB, WORDS_PER_MB, fill_random};
+use crate::memory::{PAGES_PER_MB, WORDS_PER_MB, WorkMemory, fill_random};
 use crate::run::Worker;
 
 const WORDS_PER_PAGE: usize = WORDS_PER_MB / PAGES_PER_MB;
@@ -46,7 +46,7 @@ pub(crate) struct Timing {
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
-    let mut memory = Memory::default();
+    let mut memory = WorkMemory::default();
     let (mut common, mut own) = (content::common(), content::own(worker.seed));
     // The kinds alternate, so that each lies next to the other anywhere.
     for _ in 0..options.mb {

@@ -20,9 +20,9 @@ use clap::Args;
 
 use crate::args::{MAX_MB, megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGE, WORDS_PER_MB};
+use crate::memory::{PAGE, WORDS_PER_MB, WorkMemory};
 use crate::rng::Rng;
-use crate::run::{Shared, Worker};
+use crate::run::{RunState, Worker};
 
 const WORDS_PER_PAGE: usize = PAGE / 8;
 /// Some tens of microseconds of work.
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     let record_pages = options.record_kb;
     let mut array = Array { record_pages, ..Array::new(worker.seed) };
     let Some(phases) = &options.phases else {
-        array.memory = Memory::filled(options.mb.unwrap_or(1), &mut array.rng, &worker.shared)?;
+        array.memory = WorkMemory::filled(options.mb.unwrap_or(1), &mut array.rng, &worker.shared)?;
         while worker.proceed(1) {
             array.work(worker);
         }
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 }
 
 /// Sets the gauge `phase`, which counts on over repetitions, at the start of each phase.
-fn keep_time(phases: &[Phase], shared: &Shared) {
+fn keep_time(phases: &[Phase], shared: &RunState) {
     let mut next = Duration::ZERO;
     for (number, phase) in phases.iter().cycle().enumerate() {
         shared.phase.set(number);
@@ -123,18 +123,18 @@ fn work_in_phases(
 }
 
 struct Array {
-    memory: Memory,
+    memory: WorkMemory,
     rng: Rng,
     record_pages: Option<RecordPages>,
 }
 
 impl Array {
     fn new(seed: u64) -> Self {
-        Self { memory: Memory::default(), rng: Rng::new(seed), record_pages: None }
+        Self { memory: WorkMemory::default(), rng: Rng::new(seed), record_pages: None }
     }
 
     /// Frees the memory and takes `mb` anew, at least 1; a stop ends the filling early.
-    fn replace(&mut self, mb: usize, shared: &Shared) -> Result<(), WorkError> {
+    fn replace(&mut self, mb: usize, shared: &RunState) -> Result<(), WorkError> {
         shared.gap.pause();
         let in_both = self.memory.len_mb().min(mb);
         self.memory.shrink(0);
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn an_array_follows_its_size_and_accesses_reach_all_of_it() {
-        let shared = Shared::new();
+        let shared = RunState::new();
         let mut array = Array::new(1);
         for mb in [3, 1, 2] {
             array.replace(mb, &shared).unwrap();
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_array_of_the_next_phase_is_another_and_all_of_it_is_written() {
-        let shared = Shared::new();
+        let shared = RunState::new();
         let mut array = Array::new(1);
         array.replace(2, &shared).unwrap();
         let before = pages_of(&mut array);
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_record_is_touched_in_each_of_its_pages() {
-        let shared = Shared::new();
+        let shared = RunState::new();
         let mut array = Array { record_pages: Some(16), ..Array::new(1) };
         array.replace(2, &shared).unwrap();
         let before = pages_of(&mut array);

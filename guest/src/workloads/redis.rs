@@ -16,7 +16,7 @@ use crate::intact;
 use crate::memory::MB;
 use crate::program::{self, Server, difference};
 use crate::rng::{Rng, mix};
-use crate::run::{Shared, Worker};
+use crate::run::{RunState, Worker};
 
 const PORT: u16 = 6379;
 const VALUE: usize = 1024;
@@ -44,7 +44,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     let mut redis = program::command("redis-server");
     let (server, stream) = Server::start("redis-server", redis.args(ARGUMENTS), PORT, shared)?;
     let keys = options.mb * MB / VALUE;
-    let mut client = Client::new(stream, worker.seed, keys, options.parts);
+    let mut client = RedisClient::new(stream, worker.seed, keys, options.parts);
     client.fill(shared).map_err(server.failed())?;
     shared.mb.set(options.mb);
     let mut rng = Rng::new(!worker.seed);
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 }
 
 /// One persistent connection, and the expected content of the database.
-struct Client {
+struct RedisClient {
     stream: BufReader<TcpStream>,
     seed: u64,
     parts: usize,
@@ -76,7 +76,7 @@ struct Client {
     answer: Vec<u8>,
 }
 
-impl Client {
+impl RedisClient {
     fn new(stream: TcpStream, seed: u64, keys: usize, parts: usize) -> Self {
         let (generations, line, request) = (vec![0; keys], String::new(), Vec::new());
         let (expected, answer) = (vec![0; VALUE], Vec::new());
@@ -85,7 +85,7 @@ impl Client {
     }
 
     /// Sets all values for the first time.
-    fn fill(&mut self, shared: &Shared) -> io::Result<()> {
+    fn fill(&mut self, shared: &RunState) -> io::Result<()> {
         for first in (0..self.generations.len()).step_by(AT_ONCE) {
             if shared.stopping() {
                 return Ok(());
@@ -163,17 +163,17 @@ mod tests {
     use std::net::TcpListener;
 
     /// A client of two keys, and the other end of its connection.
-    fn client() -> (Client, TcpStream) {
+    fn client() -> (RedisClient, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (Client::new(stream, 1, 2, 1), listener.accept().unwrap().0)
+        (RedisClient::new(stream, 1, 2, 1), listener.accept().unwrap().0)
     }
 
     #[test]
     fn a_value_that_is_old_wrong_or_gone_is_counted_by_its_bytes() {
         let (mut client, mut server) = client();
         server.write_all(b"+OK\r\n+OK\r\n").unwrap();
-        client.fill(&Shared::new()).unwrap();
+        client.fill(&RunState::new()).unwrap();
         let mut answer = |value: &[u8]| {
             write!(server, "${}\r\n", value.len()).unwrap();
             server.write_all(value).unwrap();

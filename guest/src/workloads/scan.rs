@@ -12,7 +12,7 @@ use clap::Args;
 
 use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGE};
+use crate::memory::{PAGE, WorkMemory};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -44,7 +44,7 @@ fn stride(text: &str) -> Result<usize, String> {
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
-    let mut memory = Memory::filled(options.mb, &mut Rng::new(worker.seed), &worker.shared)?;
+    let mut memory = WorkMemory::filled(options.mb, &mut Rng::new(worker.seed), &worker.shared)?;
     let pages = memory.pages();
     let apart = if options.shuffled { coprime_near(pages * 5 / 13, pages) } else { 1 };
     loop {
@@ -78,7 +78,7 @@ fn coprime_near(number: usize, of: usize) -> usize {
     (number.max(1)..).find(|number| common(*number, of) == 1).unwrap_or(1)
 }
 
-fn read(memory: &mut Memory, page: usize, stride: usize) {
+fn read(memory: &mut WorkMemory, page: usize, stride: usize) {
     let first = page * WORDS_PER_PAGE;
     let words = (first..first + WORDS_PER_PAGE).step_by(stride);
     let sum = words.fold(0_u64, |sum, index| sum.wrapping_add(memory.get(index)));
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn every_page_is_written() {
         let worker = Worker::for_test();
-        let mut memory = Memory::filled(1, &mut Rng::new(1), &worker.shared).unwrap();
+        let mut memory = WorkMemory::filled(1, &mut Rng::new(1), &worker.shared).unwrap();
         let before: Vec<u64> = (0..256).map(|page| memory.get(page * WORDS_PER_PAGE)).collect();
         (0..256).for_each(|page| read(&mut memory, page, 8));
         assert!((0..256).all(|page| memory.get(page * WORDS_PER_PAGE) != before[page]));

@@ -42,14 +42,14 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct ShellLine {
         #[command(flatten)]
         options: Options,
     }
 
     #[test]
     fn it_runs_its_pipeline_again_and_says_the_same() {
-        let Line { options } = Line::parse_from(["shell", "--check-s", "0"]);
+        let ShellLine { options } = ShellLine::parse_from(["shell", "--check-s", "0"]);
         let mut worker = Worker::for_test();
         worker.rate = Some(100.0);
         let stopper = worker.stop_after(2);

@@ -18,7 +18,7 @@ use clap::Args;
 
 use crate::args::text_megabytes;
 use crate::checksum::Checksum;
-use crate::disk::{Disk, mb_bytes};
+use crate::disk::{BlockDevice, mb_bytes};
 use crate::error::WorkError;
 use crate::run::Worker;
 use crate::text::{self, Text};
@@ -60,7 +60,7 @@ fn run_once(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
             sort_in_memory(&text, worker, |line| checksum.add(line))
         }
         Some(path) => {
-            let disk = Disk::for_writing(path, 3, options.mb)?;
+            let disk = BlockDevice::for_writing(path, 3, options.mb)?;
             sort_on_disk(&disk, options.mb, worker, &mut checksum)?
         }
     };
@@ -102,7 +102,7 @@ fn line_starts(text: &[u8]) -> Vec<u32> {
 
 /// Region 0 receives the text, region 1 the runs, region 2 the result; false if it was stopped.
 fn sort_on_disk(
-    disk: &Disk,
+    disk: &BlockDevice,
     mb: usize,
     worker: &mut Worker,
     checksum: &mut Checksum,
@@ -134,7 +134,7 @@ fn sort_on_disk(
 
 /// Sorts the text piece by piece into consecutive runs from `at` on; returns the end of each run.
 fn write_runs(
-    disk: &Disk,
+    disk: &BlockDevice,
     text: std::ops::Range<u64>,
     at: u64,
     worker: &mut Worker,

@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::args::megabytes;
 use crate::error::WorkError;
-use crate::memory::Memory;
+use crate::memory::WorkMemory;
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -36,7 +36,7 @@ pub(crate) struct Options {
 
 /// The order in which a program accesses its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum SuiteOrder {
     /// From its beginning to its end, again and again.
     Sweep,
     /// At random.
@@ -46,30 +46,30 @@ enum Order {
 }
 
 struct Program {
-    order: Order,
+    order: SuiteOrder,
     /// Its memory, in percent of the largest one's.
     percent: usize,
     /// Its share of the suite's work, in percent.
     work: usize,
 }
 
-const fn program(order: Order, percent: usize, work: usize) -> Program {
+const fn program(order: SuiteOrder, percent: usize, work: usize) -> Program {
     Program { order, percent, work }
 }
 
 /// In alphabetical order, as the paper runs them.
 const PROGRAMS: [Program; 11] = [
-    program(Order::Sweep, 10, 4),     // antlr
-    program(Order::Random, 15, 5),    // bloat
-    program(Order::Popular, 15, 4),   // chart
-    program(Order::Popular, 100, 50), // eclipse
-    program(Order::Sweep, 10, 4),     // fop
-    program(Order::Popular, 35, 5),   // hsqldb
-    program(Order::Random, 15, 5),    // jython
-    program(Order::Sweep, 10, 4),     // luindex
-    program(Order::Popular, 15, 5),   // lusearch
-    program(Order::Random, 20, 5),    // pmd
-    program(Order::Popular, 100, 9),  // xalan
+    program(SuiteOrder::Sweep, 10, 4),     // antlr
+    program(SuiteOrder::Random, 15, 5),    // bloat
+    program(SuiteOrder::Popular, 15, 4),   // chart
+    program(SuiteOrder::Popular, 100, 50), // eclipse
+    program(SuiteOrder::Sweep, 10, 4),     // fop
+    program(SuiteOrder::Popular, 35, 5),   // hsqldb
+    program(SuiteOrder::Random, 15, 5),    // jython
+    program(SuiteOrder::Sweep, 10, 4),     // luindex
+    program(SuiteOrder::Popular, 15, 5),   // lusearch
+    program(SuiteOrder::Random, 20, 5),    // pmd
+    program(SuiteOrder::Popular, 100, 9),  // xalan
 ];
 
 /// Steps for each percent of the work.
@@ -98,13 +98,13 @@ fn in_order(reversed: bool) -> impl Iterator<Item = &'static Program> {
 
 /// Fills `mb` MB and counts in them for `steps` steps; false if it was stopped.
 fn work(
-    order: Order,
+    order: SuiteOrder,
     mb: usize,
     steps: usize,
     rng: &mut Rng,
     worker: &mut Worker,
 ) -> Result<bool, WorkError> {
-    let mut memory = Memory::filled(mb, rng, &worker.shared)?;
+    let mut memory = WorkMemory::filled(mb, rng, &worker.shared)?;
     let words = memory.words();
     let mut at = 0;
     for _ in 0..steps {
@@ -113,10 +113,10 @@ fn work(
         }
         for _ in 0..ACCESSES_PER_STEP {
             at = match order {
-                Order::Sweep => (at + STRIDE) % words,
-                Order::Random => rng.below(words),
-                Order::Popular if rng.below(ELSEWHERE) > 0 => rng.below(words / 8),
-                Order::Popular => rng.below(words),
+                SuiteOrder::Sweep => (at + STRIDE) % words,
+                SuiteOrder::Random => rng.below(words),
+                SuiteOrder::Popular if rng.below(ELSEWHERE) > 0 => rng.below(words / 8),
+                SuiteOrder::Popular => rng.below(words),
             };
             memory.set(at, memory.get(at).wrapping_add(1));
         }
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_program_does_all_its_steps() {
         let mut worker = Worker::for_test();
-        assert!(work(Order::Popular, 1, 2, &mut Rng::new(1), &mut worker).unwrap());
+        assert!(work(SuiteOrder::Popular, 1, 2, &mut Rng::new(1), &mut worker).unwrap());
         assert_eq!(worker.shared.ops(), 2 * ACCESSES_PER_STEP as u64);
     }
 }

@@ -26,7 +26,7 @@ use clap::Args;
 
 use crate::args::{megabytes, seconds};
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGE, PAGES_PER_MB};
+use crate::memory::{PAGE, PAGES_PER_MB, WorkMemory};
 use crate::rng::{Rng, STEP, mix};
 use crate::run::Worker;
 
@@ -132,7 +132,7 @@ impl Breath {
 }
 
 struct Pattern {
-    memory: Memory,
+    memory: WorkMemory,
     seed: u64,
     generations: Vec<u32>,
     bad_bytes: usize,
@@ -141,7 +141,7 @@ struct Pattern {
 
 impl Pattern {
     fn new(seed: u64) -> Self {
-        Self { memory: Memory::default(), seed, generations: Vec::new(), bad_bytes: 0, told: 0 }
+        Self { memory: WorkMemory::default(), seed, generations: Vec::new(), bad_bytes: 0, told: 0 }
     }
 
     /// Adds one MB of a generation that these pages have not had. Pages that were freed before

@@ -19,7 +19,7 @@ use clap::Args;
 
 use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::Memory;
+use crate::memory::WorkMemory;
 use crate::rng::{Rng, mix};
 use crate::run::Worker;
 
@@ -62,7 +62,7 @@ fn burst(text: &str) -> Result<Burst, String> {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
-    let memory = Memory::filled(options.mb, &mut rng, &worker.shared)?;
+    let memory = WorkMemory::filled(options.mb, &mut rng, &worker.shared)?;
     let sessions_mb = options.burst_mb.unwrap_or_default();
     let mut service = Service { memory, rng, sessions_mb };
     match worker.rate {
@@ -120,7 +120,7 @@ fn serve_closed(service: &mut Service, worker: &Worker) {
 
 /// The working set and the choice of pages.
 struct Service {
-    memory: Memory,
+    memory: WorkMemory,
     rng: Rng,
     /// Memory of the sessions in a burst.
     sessions_mb: usize,
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     fn one_mb() -> Service {
-        let mut memory = Memory::default();
+        let mut memory = WorkMemory::default();
         memory.grow().unwrap();
         Service { memory, rng: Rng::new(1), sessions_mb: 2 }
     }
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn requests_that_waited_too_long_are_dropped_and_still_counted_as_slow() {
-        let shared = crate::run::Shared::started(Duration::from_secs(20));
+        let shared = crate::run::RunState::started(Duration::from_secs(20));
         let worker = Worker::new(std::sync::Arc::new(shared), 1, None);
         let mut service = one_mb();
         let shared = std::sync::Arc::clone(&worker.shared);

@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::args::text_megabytes;
 use crate::checksum::Checksum;
-use crate::disk::Disk;
+use crate::disk::BlockDevice;
 use crate::error::WorkError;
 use crate::run::Worker;
 use crate::text::{self, Text};
@@ -44,14 +44,14 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 fn run_once(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     worker.shared.mb.set(options.mb);
     let mut text = Text::new(worker.seed);
-    let mut table = Table::default();
+    let mut table = WordTable::default();
     let counted = match &options.file {
         None => {
             let text = text::in_memory(&mut text, options.mb, &worker.shared)?;
             text.split(|&byte| byte == b'\n').all(|line| table.count(line, worker))
         }
         Some(path) => {
-            let disk = Disk::for_writing(path, 1, options.mb)?;
+            let disk = BlockDevice::for_writing(path, 1, options.mb)?;
             let mut out = BufWriter::with_capacity(BUFFER_BYTES, disk.cursor(0));
             let lines = text.lines(options.mb, &worker.shared, |line| out.write_all(line));
             let bytes =
@@ -67,11 +67,11 @@ fn run_once(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct WordTable {
     counts: HashMap<Box<[u8]>, u64>,
 }
 
-impl Table {
+impl WordTable {
     fn count_all(&mut self, mut input: impl BufRead, worker: &mut Worker) -> std::io::Result<bool> {
         let mut line = Vec::new();
         while input.read_until(b'\n', &mut line)? > 0 {
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn words_are_counted_exactly() {
         let mut worker = Worker::for_test();
-        let mut table = Table::default();
+        let mut table = WordTable::default();
         table.count_all(&b"a b a\nb a\n\nc"[..], &mut worker).unwrap();
         let count = |word: &[u8]| table.counts[word];
         assert_eq!((count(b"a"), count(b"b"), count(b"c")), (3, 2, 1));

@@ -8,7 +8,7 @@ use clap::Args;
 use super::kv::skew;
 use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::Memory;
+use crate::memory::WorkMemory;
 use crate::rng::Rng;
 use crate::run::Worker;
 use crate::zipf::Zipf;
@@ -34,7 +34,7 @@ fn record_kb(text: &str) -> Result<usize, String> {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
-    let mut memory = Memory::filled(options.mb, &mut rng, &worker.shared)?;
+    let mut memory = WorkMemory::filled(options.mb, &mut rng, &worker.shared)?;
     let record_words = options.record_kb * WORDS_PER_KB;
     let popularity = Zipf::new(memory.words() / record_words, options.skew);
     while worker.proceed(1) {
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 }
 
 /// Reads one word of each kilobyte, and changes the first.
-fn change(memory: &mut Memory, first: usize, words: usize) {
+fn change(memory: &mut WorkMemory, first: usize, words: usize) {
     let read = (first..first + words).step_by(WORDS_PER_KB);
     let sum = read.fold(0_u64, |sum, index| sum.rotate_left(5) ^ memory.get(index));
     memory.set(first, sum.wrapping_add(1));
@@ -57,9 +57,9 @@ mod tests {
 
     #[test]
     fn popular_records_lie_at_the_beginning() {
-        let shared = crate::run::Shared::new();
+        let shared = crate::run::RunState::new();
         let mut rng = Rng::new(1);
-        let mut memory = Memory::filled(4, &mut rng, &shared).unwrap();
+        let mut memory = WorkMemory::filled(4, &mut rng, &shared).unwrap();
         let popularity = Zipf::new(memory.words() / 512, 1.0);
         let before: Vec<u64> = (0..1024).map(|record| memory.get(record * 512)).collect();
         (0..2000).for_each(|_| change(&mut memory, popularity.choose(&mut rng) * 512, 512));

@@ -22,7 +22,7 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// The result of a run.
 #[derive(Debug)]
-pub struct Course {
+pub struct SharingRun {
     /// Operations per second of each guest, in the order of the mix, over the whole window or
     /// until its work ended. A guest that works in phases is counted without the first, which
     /// fills its memory.
@@ -55,7 +55,7 @@ pub fn run(
     setting: &Setting,
     warm_up: Duration,
     window: Duration,
-) -> Result<Course, LabError> {
+) -> Result<SharingRun, LabError> {
     follow(Lab::start(&context.dir, &context.provisions, mix)?, setting, warm_up, window)
 }
 
@@ -68,7 +68,7 @@ pub fn follow(
     setting: &Setting,
     warm_up: Duration,
     window: Duration,
-) -> Result<Course, LabError> {
+) -> Result<SharingRun, LabError> {
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let began = Instant::now();
     let (mut first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);
@@ -105,7 +105,7 @@ pub fn follow(
     let speeds = first.into_iter().zip(lines(&lab)).map(speed).collect();
     lab.stop()?;
     let cpu_busy = now.busy_since(cpu).map_or(f64::NAN, f64::from);
-    Ok(Course { speeds, cpu_busy, ticks })
+    Ok(SharingRun { speeds, cpu_busy, ticks })
 }
 
 /// The newest line of each guest.
@@ -118,7 +118,7 @@ fn in_first_phase(line: Option<&Line>) -> bool {
     line.and_then(|line| line.number("phase")) == Some(0.0)
 }
 
-impl Course {
+impl SharingRun {
     /// Major faults of all guests while the daemon ran, by its readings.
     #[must_use]
     pub fn major_faults(&self) -> f64 {

@@ -2,7 +2,7 @@
 
 use model::{ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 
-use crate::daemon::Settings;
+use crate::daemon::DaemonSettings;
 
 /// One of several settings that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct Setting {
     /// Its name in figures.
     pub name: &'static str,
     /// The daemon's settings; `None`: there is no daemon.
-    pub daemon: Option<Settings>,
+    pub daemon: Option<DaemonSettings>,
 }
 
 /// Guests without Overbook: the baseline of all comparisons.
@@ -42,9 +42,9 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
 
 /// The paper's settings, without any tracking.
 #[must_use]
-pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> Settings {
+pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> DaemonSettings {
     let (free_pages, tracking) = (FreePagesSpec::Off, TrackingBudget::Off);
     let mode = Mode::Enforce;
     let (cold, guaranteed) = (ColdSpec::Off, None);
-    Settings { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed }
+    DaemonSettings { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed }
 }

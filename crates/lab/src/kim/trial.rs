@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::course::{self, Course};
+use super::course::{self, SharingRun};
 use super::jobs::{self, Job};
 use super::setting::{BASELINE, Setting};
 use crate::figures::{Figure, Figures};
@@ -33,7 +33,7 @@ pub struct Trial {
     /// The settings; the first one is the baseline.
     settings: Vec<Setting>,
     /// Courses by round, mix and setting.
-    rounds: Vec<Vec<Vec<Course>>>,
+    rounds: Vec<Vec<Vec<SharingRun>>>,
 }
 
 impl Trial {
@@ -81,7 +81,7 @@ impl Trial {
     }
 
     /// The courses of a mix under a setting, by round.
-    pub fn courses<'a>(&'a self, mix: &str, setting: &str) -> impl Iterator<Item = &'a Course> {
+    pub fn courses<'a>(&'a self, mix: &str, setting: &str) -> impl Iterator<Item = &'a SharingRun> {
         let mix = self.mixes.iter().position(|known| known.name == mix);
         let setting = self.settings.iter().position(|known| known.name == setting);
         self.rounds.iter().filter_map(move |round| round.get(mix?)?.get(setting?))
@@ -98,7 +98,7 @@ impl Trial {
         counts: impl Fn(&Job) -> bool,
     ) -> Vec<f64> {
         let jobs = self.mixes.iter().find(|known| known.name == mix).map(|mix| &mix.jobs[..]);
-        let of = |(one, other): (&Course, &Course)| {
+        let of = |(one, other): (&SharingRun, &SharingRun)| {
             let pairs = one.speeds.iter().zip(&other.speeds).zip(jobs.unwrap_or_default());
             let counted = pairs.filter(|(_, job)| counts(job));
             geometric_mean(counted.map(|((one, other), _)| one / other))
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn trial(rounds: Vec<Vec<Vec<f64>>>) -> Trial {
-        let course = |speeds| Course { speeds, cpu_busy: 1.0, ticks: Vec::new() };
+        let course = |speeds| SharingRun { speeds, cpu_busy: 1.0, ticks: Vec::new() };
         let round = |settings: Vec<Vec<f64>>| vec![settings.into_iter().map(course).collect()];
         Trial {
             mixes: vec![Mix { name: "mix", jobs: vec![jobs::SORT, jobs::CG] }],

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, Policy, TrackingBudget};
 
-use crate::daemon::Settings;
+use crate::daemon::DaemonSettings;
 use crate::figures::{Figure, Figures, Target};
-use crate::kim::course::{self, Course};
+use crate::kim::course::{self, SharingRun};
 use crate::kim::setting::Setting;
 use crate::kim::trial::{geometric_mean, middle};
 use crate::lab::LabError;
@@ -69,7 +69,7 @@ pub struct Table {
 
 /// The regime that guests run under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum BalanceArm {
     /// Each guest keeps its initial memory.
     Baseline,
     /// Overbook moves memory.
@@ -78,14 +78,17 @@ enum Way {
     Best,
 }
 
-const BALANCE: Way = Way::Under(Policy::Balance);
+const BALANCE: BalanceArm = BalanceArm::Under(Policy::Balance);
 /// The ways of every round.
-const WAYS: [Way; 3] = [Way::Baseline, BALANCE, Way::Best];
+const WAYS: [BalanceArm; 3] = [BalanceArm::Baseline, BALANCE, BalanceArm::Best];
 /// The further ways of the first round.
-const OTHERS: [Way; 3] =
-    [Way::Under(Policy::Demand), Way::Under(Policy::Entitlement), Way::Under(Policy::Fair)];
+const OTHERS: [BalanceArm; 3] = [
+    BalanceArm::Under(Policy::Demand),
+    BalanceArm::Under(Policy::Entitlement),
+    BalanceArm::Under(Policy::Fair),
+];
 
-impl Way {
+impl BalanceArm {
     fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -100,12 +103,12 @@ pub type Paper = (&'static str, &'static str, Option<f64>);
 
 /// The courses of all rounds.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct BalanceResult {
     table: Table,
     /// By round, and by [`WAYS`].
-    rounds: Vec<Vec<Course>>,
+    rounds: Vec<Vec<SharingRun>>,
     /// By [`OTHERS`].
-    others: Vec<Course>,
+    others: Vec<SharingRun>,
 }
 
 impl Table {
@@ -113,8 +116,8 @@ impl Table {
     ///
     /// # Errors
     /// As for [`course::run`].
-    pub fn run(self, context: &Context) -> Result<Outcome, LabError> {
-        let courses = |ways: [Way; 3]| {
+    pub fn run(self, context: &Context) -> Result<BalanceResult, LabError> {
+        let courses = |ways: [BalanceArm; 3]| {
             ways.into_iter().map(|way| self.course(context, way)).collect::<Result<_, LabError>>()
         };
         let mut rounds = vec![courses(WAYS)?];
@@ -122,7 +125,7 @@ impl Table {
         for _ in 1..self.rounds {
             rounds.push(courses(WAYS)?);
         }
-        Ok(Outcome { table: self, rounds, others })
+        Ok(BalanceResult { table: self, rounds, others })
     }
 
     /// Runs under balance alone: how often memory moves, and whether that rate falls.
@@ -138,7 +141,7 @@ impl Table {
         Ok(figures)
     }
 
-    fn course(&self, context: &Context, way: Way) -> Result<Course, LabError> {
+    fn course(&self, context: &Context, way: BalanceArm) -> Result<SharingRun, LabError> {
         context.say(&format!("{} ...", way.name()));
         let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
         let warm_up = self.warm_up(way);
@@ -149,14 +152,14 @@ impl Table {
         Ok(course)
     }
 
-    fn warm_up(&self, way: Way) -> Duration {
-        let moves = matches!(way, Way::Under(_));
+    fn warm_up(&self, way: BalanceArm) -> Duration {
+        let moves = matches!(way, BalanceArm::Under(_));
         if moves { self.warm_up } else { self.warm_up.min(MOST_WARM_UP_FIXED) }
     }
 
-    fn guests(&self, way: Way, seed: u64) -> Vec<MachineSpec> {
+    fn guests(&self, way: BalanceArm, seed: u64) -> Vec<MachineSpec> {
         let guest = |(place, member): (u64, &Member)| {
-            let base = if way == Way::Best { member.high } else { member.initial };
+            let base = if way == BalanceArm::Best { member.high } else { member.initial };
             MachineSpec {
                 seed: seed + place,
                 shim: true,
@@ -168,9 +171,9 @@ impl Table {
         (0..).zip(self.members).map(guest).collect()
     }
 
-    fn setting(&self, way: Way) -> Setting {
+    fn setting(&self, way: BalanceArm) -> Setting {
         let daemon = match way {
-            Way::Under(policy) => Some(Settings {
+            BalanceArm::Under(policy) => Some(DaemonSettings {
                 mode: Mode::Enforce,
                 dedup: DedupSpec::Off,
                 free_pages: FreePagesSpec::Off,
@@ -180,20 +183,21 @@ impl Table {
                 lend: false,
                 guaranteed: Some(self.low),
             }),
-            Way::Baseline | Way::Best => None,
+            BalanceArm::Baseline | BalanceArm::Best => None,
         };
         Setting { name: way.name(), daemon }
     }
 }
 
-impl Outcome {
+impl BalanceResult {
     /// The ratio of each guest's speed under `one` to its speed under `other`, by guest and
     /// round.
-    fn ratios(&self, one: Way, other: Way) -> Vec<Vec<f64>> {
+    fn ratios(&self, one: BalanceArm, other: BalanceArm) -> Vec<Vec<f64>> {
         let at = |way| WAYS.iter().position(|known| *known == way).unwrap_or_default();
         let (one, other) = (at(one), at(other));
         let of = |guest: usize| {
-            let ratio = |round: &Vec<Course>| round[one].speeds[guest] / round[other].speeds[guest];
+            let ratio =
+                |round: &Vec<SharingRun>| round[one].speeds[guest] / round[other].speeds[guest];
             self.rounds.iter().map(ratio).collect()
         };
         (0..self.table.members.len()).map(of).collect()
@@ -208,8 +212,8 @@ impl Outcome {
             figures.add(name, Figure { paper, target, ..Figure::new(value, "ratio", note) });
         };
         let kinds = [
-            ("speedup", Way::Baseline, "with fixed memory"),
-            ("qos", Way::Best, "with enough memory"),
+            ("speedup", BalanceArm::Baseline, "with fixed memory"),
+            ("qos", BalanceArm::Best, "with enough memory"),
         ];
         for (kind, other, words) in kinds {
             let mut all = Vec::new();
@@ -232,7 +236,7 @@ impl Outcome {
 
     /// Misses of all guests under each policy, and the rate at which memory moves.
     pub fn add_misses(&self, figures: &mut Figures) {
-        let balanced: Vec<&Course> = self.rounds.iter().map(|round| &round[1]).collect();
+        let balanced: Vec<&SharingRun> = self.rounds.iter().map(|round| &round[1]).collect();
         let (misses, rounds) = middle(balanced.iter().map(|course| course.misses()).collect());
         let note = format!("of all guests, in their swap and the host's; rounds {rounds}");
         figures.add("misses_balance", Figure::new(misses, "count", note));
@@ -250,14 +254,14 @@ impl Outcome {
     }
 }
 
-fn add_moves(figures: &mut Figures, courses: &[&Course], most_reversals: Option<Target>) {
-    let mut add = |name: &str, measure: fn(&Course) -> f64, target, words: &str| {
+fn add_moves(figures: &mut Figures, courses: &[&SharingRun], most_reversals: Option<Target>) {
+    let mut add = |name: &str, measure: fn(&SharingRun) -> f64, target, words: &str| {
         let (value, rounds) = middle(courses.iter().map(|course| measure(course)).collect());
         let note = format!("{words}; rounds {rounds}");
         figures.add(name, Figure { target, ..Figure::new(value, "count", note) });
     };
     let words = "targets that balance changed, in an hour at this pace";
-    add("moves_per_hour", Course::moves_per_hour, None, words);
+    add("moves_per_hour", SharingRun::moves_per_hour, None, words);
     let words = "of a guest that balance took from and gave to in turn";
-    add("reversals_per_hour", Course::reversals_per_hour, most_reversals, words);
+    add("reversals_per_hour", SharingRun::reversals_per_hour, most_reversals, words);
 }

@@ -77,7 +77,7 @@ pub enum Instrument {
 
 /// One way of tracking.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Way {
+pub struct ModeArm {
     /// Its name in figures.
     pub name: &'static str,
     /// Its mean overhead in Table I; `None`: not in the paper.
@@ -93,15 +93,15 @@ pub struct Way {
 /// All ways, in the paper's order of falling cost. Ways without a budget track granules of
 /// `granule_pages`.
 #[must_use]
-pub fn all(granule_pages: u32) -> Vec<Way> {
+pub fn all(granule_pages: u32) -> Vec<ModeArm> {
     let (small, dynamic) = (HotSet::Fixed(SMALL_HOT_SET), HotSet::Dynamic);
     let way = |name, paper, structure, hot_set, intermittent, schedule| {
         let lru = Lru { structure, hot_set, intermittent, sample: 1.0 };
         let settings =
             Settings { granule_pages: Some(granule_pages), ..Settings::new(Mode::Lru(lru)) };
-        Way { name, paper: Some(paper), settings, schedule, instrument: Instrument::Speed }
+        ModeArm { name, paper: Some(paper), settings, schedule, instrument: Instrument::Speed }
     };
-    let by_the_clock = |way: Way| Way { instrument: Instrument::Clock, ..way };
+    let by_the_clock = |way: ModeArm| ModeArm { instrument: Instrument::Clock, ..way };
     let off = Intermittent::Off;
     let fixed = Intermittent::On(Judgement::Fixed(FIXED_THRESHOLD));
     let adaptive = Intermittent::On(Judgement::Anchored);
@@ -112,7 +112,7 @@ pub fn all(granule_pages: u32) -> Vec<Way> {
         way("da", "0.32", Structure::Avl, dynamic, off, GROWING),
         by_the_clock(way("imt_fixed", "0.09", Structure::Avl, dynamic, fixed, SWITCHED)),
         by_the_clock(way("imt_adaptive", "0.02", Structure::Avl, dynamic, adaptive, RESTING)),
-        Way {
+        ModeArm {
             name: "budget",
             paper: None,
             settings: shipped(),

@@ -18,7 +18,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::watch::{Record, Seen, Watch, now_us};
+use super::watch::{Record, TrackingSample, Watch, now_us};
 use crate::lab::{Lab, LabError, Machine};
 
 /// Prefix of the names of the shim's threads.
@@ -96,7 +96,7 @@ impl Account {
 
 /// The share of the time for which the vCPU waited at traps, at most 1.
 fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
-    let is_inside = |seen: &&Seen| (from_us..=until_us).contains(&seen.at_us);
+    let is_inside = |seen: &&TrackingSample| (from_us..=until_us).contains(&seen.at_us);
     let mut inside = record.seen.iter().filter(is_inside);
     let Some((first, last)) = inside.next().zip(inside.next_back()) else { return 0.0 };
     let held_us = last.tracking.cost.held_us.saturating_sub(first.tracking.cost.held_us);
@@ -154,7 +154,7 @@ mod tests {
             let cost = TrackingCost { held_us, ..TrackingCost::default() };
             let tracking = Tracking { cost, ..Tracking::default() };
             let curve = pages::curve::MissRatioCurve::unknown();
-            Seen { at_us, tracking, curve, event: None }
+            TrackingSample { at_us, tracking, curve, event: None }
         };
         let seen = vec![seen(1, 0), seen(10, 5), seen(20, 6), seen(30, 10), seen(41, 40)];
         let (second, cpu) = (Duration::from_secs(1), Duration::ZERO);

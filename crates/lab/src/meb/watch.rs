@@ -25,7 +25,7 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// An observation at one moment.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct TrackingSample {
     /// Its time, in microseconds of `CLOCK_MONOTONIC`.
     pub at_us: u64,
     /// The worker's report for the daemon.
@@ -40,7 +40,7 @@ pub struct Seen {
 #[derive(Debug, Clone)]
 pub struct Record {
     /// The observations, in order.
-    pub seen: Vec<Seen>,
+    pub seen: Vec<TrackingSample>,
     /// Length of the watch.
     pub lasted: Duration,
     /// CPU time of the tracker.
@@ -70,14 +70,14 @@ impl Record {
 pub struct Watch {
     stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
-    held: Arc<Mutex<Option<Held>>>,
+    held: Arc<Mutex<Option<WatchState>>>,
     shown: Arc<Mutex<Shown>>,
     thread: Option<JoinHandle<Record>>,
 }
 
 /// The most of a guest that may be in memory, and the memory that its QEMU has besides the guest.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct WatchState {
     resident: Bytes,
     own: Bytes,
 }
@@ -85,7 +85,7 @@ struct Held {
 /// State that the thread publishes while it runs.
 #[derive(Debug, Default)]
 struct Shown {
-    latest: Option<Seen>,
+    latest: Option<TrackingSample>,
     is_tracking: bool,
     why_not: Option<String>,
     cpu: Duration,
@@ -160,12 +160,13 @@ impl Watch {
     /// Limits the guest to `resident` in memory; the rest is paged out. `own` is the memory that
     /// its QEMU has besides the guest.
     pub fn hold(&self, resident: Bytes, own: Bytes) {
-        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Held { resident, own });
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(WatchState { resident, own });
     }
 
     /// The latest observation.
     #[must_use]
-    pub fn latest(&self) -> Option<Seen> {
+    pub fn latest(&self) -> Option<TrackingSample> {
         self.shown().latest.clone()
     }
 
@@ -237,7 +238,7 @@ struct Driver {
     tracked: Tracked,
     stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
-    held: Arc<Mutex<Option<Held>>>,
+    held: Arc<Mutex<Option<WatchState>>>,
     shown: Arc<Mutex<Shown>>,
     every: Duration,
 }
@@ -274,12 +275,12 @@ impl Driver {
         }
     }
 
-    fn look(&self) -> Option<Seen> {
+    fn look(&self) -> Option<TrackingSample> {
         let (tracking, curve) = (self.tracked.reading()?.value, self.tracked.curve()?);
-        Some(Seen { at_us: now_us(), tracking, curve, event: self.tracked.event() })
+        Some(TrackingSample { at_us: now_us(), tracking, curve, event: self.tracked.event() })
     }
 
-    fn show(&self, latest: Option<&Seen>) {
+    fn show(&self, latest: Option<&TrackingSample>) {
         let state = self.tracked.state();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         shown.is_tracking = *state == State::Tracking;

@@ -14,7 +14,9 @@
 
 use std::time::Duration;
 
-use super::meb_accuracy::{OUT, Row, Source, ZRAM, add_all, add_out, compare_all, mean, page};
+use super::meb_accuracy::{
+    AccuracySource, OUT, Row, ZRAM, add_all, add_out, compare_all, mean, page,
+};
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::{Lab, LabError, Machine};
@@ -46,9 +48,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let some = |names: &[&str]| -> Vec<Workload> {
         ALL.into_iter().filter(|workload| names.contains(&workload.name)).collect()
     };
-    let rows = compare_all(context, &ALL, Source::Outside, false)?;
-    let rows_out = compare_all(context, &some(&OUT), Source::Outside, true)?;
-    let trapped = compare_all(context, &some(&OUT), Source::Traps, false)?;
+    let rows = compare_all(context, &ALL, AccuracySource::Outside, false)?;
+    let rows_out = compare_all(context, &some(&OUT), AccuracySource::Outside, true)?;
+    let trapped = compare_all(context, &some(&OUT), AccuracySource::Traps, false)?;
     context.say("speed with and without tracking ...");
     let overheads = overheads(context, &some(&QUICK))?;
     drop(zram);
@@ -81,7 +83,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 /// The increase in an operation's time while the guest is tracked.
 fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabError> {
     let guest = |(place, workload): (usize, &Workload)| {
-        Source::Outside.guest(workload, place, context.seed)
+        AccuracySource::Outside.guest(workload, place, context.seed)
     };
     let specs: Vec<_> = workloads.iter().enumerate().map(guest).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
@@ -92,7 +94,7 @@ fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabE
         for (pair, rate) in pairs.iter_mut().zip(rates(&lab)?) {
             pair.add_without(rate);
         }
-        let watch = |machine: &Machine| Source::Outside.watch(machine, EVERY);
+        let watch = |machine: &Machine| AccuracySource::Outside.watch(machine, EVERY);
         let watches = lab.machines().iter().map(watch).collect::<Result<Vec<Watch>, _>>()?;
         wait_until_tracked(&lab, &watches)?;
         for (pair, rate) in pairs.iter_mut().zip(rates(&lab)?) {

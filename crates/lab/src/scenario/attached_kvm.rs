@@ -45,7 +45,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Less than the half that is to be paged out.
 const ENOUGH: Bytes = Bytes::mib(24);
 
-struct Seen {
+struct KvmFigures {
     working_set: Bytes,
     huge_kept: f64,
     vcpu_share: f64,
@@ -90,7 +90,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn look(context: &Context, small_pages: bool) -> Result<Seen, LabError> {
+fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
     let group = MemoryGroup::new(SCENARIO.name)?;
     let spec = MachineSpec {
         seed: context.seed,
@@ -128,7 +128,7 @@ fn look(context: &Context, small_pages: bool) -> Result<Seen, LabError> {
     let left_out = swapped()?;
     let bad_bytes = fleet::bad_bytes(&lab)?;
     lab.stop()?;
-    Ok(Seen { working_set, huge_kept, vcpu_share, out, left_out, bad_bytes })
+    Ok(KvmFigures { working_set, huge_kept, vcpu_share, out, left_out, bad_bytes })
 }
 
 /// The guest's memory in huge pages.

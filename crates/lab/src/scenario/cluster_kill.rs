@@ -20,7 +20,7 @@ use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::{Files, MachineSpec};
-use crate::pool::{CONTROLLER, Pool, Settings};
+use crate::pool::{CONTROLLER, HostPool, PoolSettings};
 use crate::random::Random;
 use crate::remote_swap::{Disk, RemoteSwap};
 
@@ -35,7 +35,7 @@ const KILLS: u32 = 100;
 const PAUSE_MS: (u64, u64) = (300, 4_000);
 /// The time that a killed process stays down.
 const AWAY_MS: (u64, u64) = (0, 1_500);
-/// Numbers of further processes to kill, after those that [`Pool`] starts. Members of etcd
+/// Numbers of further processes to kill, after those that [`HostPool`] starts. Members of etcd
 /// follow.
 const WORKER: usize = CONTROLLER + 1;
 const REPOSITORY: usize = CONTROLLER + 2;
@@ -48,7 +48,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Observations over the whole run.
 #[derive(Default)]
-struct Seen {
+struct KillCounts {
     twice: u32,
     moves: u32,
     /// The longest time for which no QEMU ran the guest.
@@ -62,9 +62,9 @@ struct Seen {
     on: Option<usize>,
 }
 
-struct Watched {
-    pool: Pool,
-    seen: Seen,
+struct WatchedGuest {
+    pool: HostPool,
+    seen: KillCounts,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -77,7 +77,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let disk = Disk { size: max, read_delay_us: 0, lent: max, cache: false };
     let mut swap = RemoteSwap::start(&context.dir.join("swap"), GUEST, disk)?;
     let mut lab = Lab::start(&near, &context.provisions, &[swap.given_to(spec)])?;
-    let settings = Settings {
+    let settings = PoolSettings {
         guest: GUEST,
         given: base,
         promised: max,
@@ -86,8 +86,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         pool: "rest_s = 1\nprecopy_s = 4",
         members: 3,
     };
-    let pool = Pool::new(&lab, &far, &settings)?;
-    let mut watched = Watched { pool, seen: Seen::default() };
+    let pool = HostPool::new(&lab, &far, &settings)?;
+    let mut watched = WatchedGuest { pool, seen: KillCounts::default() };
     for i in 0..=CONTROLLER {
         watched.pool.start(i)?;
     }
@@ -129,14 +129,14 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     // The controller removes intents that have ended.
     watched.pool.start(CONTROLLER)?;
     watched.watch(Duration::from_secs(15))?;
-    let Watched { pool, seen } = watched;
+    let WatchedGuest { pool, seen } = watched;
     drop(pool);
     lab.stop()?;
     swap.end()?;
     Ok(figures(context, &seen))
 }
 
-fn figures(context: &Context, seen: &Seen) -> Figures {
+fn figures(context: &Context, seen: &KillCounts) -> Figures {
     let mut figures = context.figures(SCENARIO.name, KILLS);
     let none = Target::Equals(0.0);
     #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
@@ -162,7 +162,7 @@ fn figures(context: &Context, seen: &Seen) -> Figures {
     figures
 }
 
-impl Watched {
+impl WatchedGuest {
     /// Samples for this long, and at least once.
     fn watch(&mut self, time: Duration) -> Result<(), LabError> {
         let end = Instant::now() + time;

@@ -79,21 +79,21 @@ const SECOND: Duration = Duration::from_secs(1);
 const BALLOON: &str = "/machine/peripheral/balloon0";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ChoiceArm {
     Ours,
     Attached,
     Kernel,
     Balloon,
 }
 
-const WAYS: [(&str, Way); 4] = [
-    ("ours", Way::Ours),
-    ("attached", Way::Attached),
-    ("kernel", Way::Kernel),
-    ("balloon", Way::Balloon),
+const WAYS: [(&str, ChoiceArm); 4] = [
+    ("ours", ChoiceArm::Ours),
+    ("attached", ChoiceArm::Attached),
+    ("kernel", ChoiceArm::Kernel),
+    ("balloon", ChoiceArm::Balloon),
 ];
 
-impl Way {
+impl ChoiceArm {
     /// Whether a worker holds the guest to its size.
     const fn has_worker(self) -> bool {
         matches!(self, Self::Ours | Self::Attached)
@@ -102,14 +102,14 @@ impl Way {
 
 /// Counters of one guest.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct MissCounts {
     misses: f64,
     read_mib: f64,
 }
 
 /// Results of one guest.
 #[derive(Clone, Copy, Debug)]
-struct Course {
+struct ChoiceRun {
     /// Its target size; below, its mean size in MiB.
     wanted: Bytes,
     kept_mib: f64,
@@ -133,7 +133,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let mut wanted = None;
         let mut courses = Vec::new();
         for (way_name, way) in WAYS {
-            let course = Held::start(context, command, way)?.measure(wanted)?;
+            let course = KeptMemory::start(context, command, way)?.measure(wanted)?;
             context.say(&format!("  {way_name}: {}", course.words()));
             wanted = Some(course.wanted);
             courses.push(course);
@@ -146,36 +146,36 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// A guest, and the worker that holds it to its size, if there is one.
-struct Held {
-    way: Way,
+struct KeptMemory {
+    way: ChoiceArm,
     worker: Option<WorkerProcess>,
     lab: Lab,
     /// The last field, so it is dropped last: its processes must have ended.
     group: MemoryGroup,
 }
 
-impl Held {
-    fn start(context: &Context, command: &str, way: Way) -> Result<Self, LabError> {
+impl KeptMemory {
+    fn start(context: &Context, command: &str, way: ChoiceArm) -> Result<Self, LabError> {
         let group = MemoryGroup::new("choice")?;
         let guest = MachineSpec {
             seed: context.seed,
-            shim: way == Way::Ours,
+            shim: way == ChoiceArm::Ours,
             cgroup: Some(group.dir().to_owned()),
             // All ways move single pages; huge pages would have to be split first.
             kernel_options: "transparent_hugepage=never".to_owned(),
             ..MachineSpec::new("guest", "choice", RAM, RAM, command)
         };
         let guest = match way {
-            Way::Balloon => guest.with_swap(GUEST_SWAP, None),
-            Way::Ours | Way::Attached | Way::Kernel => guest,
+            ChoiceArm::Balloon => guest.with_swap(GUEST_SWAP, None),
+            ChoiceArm::Ours | ChoiceArm::Attached | ChoiceArm::Kernel => guest,
         };
         let lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
         let worker = way.has_worker().then(|| WorkerProcess::start("choice")).transpose()?;
         Ok(Self { way, worker, lab, group })
     }
 
-    fn measure(mut self, wanted: Option<Bytes>) -> Result<Course, LabError> {
-        if self.way == Way::Balloon {
+    fn measure(mut self, wanted: Option<Bytes>) -> Result<ChoiceRun, LabError> {
+        if self.way == ChoiceArm::Balloon {
             let stats = json!({
                 "path": BALLOON, "property": "guest-stats-polling-interval", "value": 1
             });
@@ -197,7 +197,7 @@ impl Held {
         let kept_mib = self.keep(wanted, MEASURED, &mut lines)?;
         let after = self.counts()?;
         let per_s = |after: f64, before: f64| (after - before) / f64::from(MEASURED);
-        let course = Course {
+        let course = ChoiceRun {
             wanted,
             kept_mib,
             misses: per_s(after.misses, before.misses),
@@ -228,7 +228,7 @@ impl Held {
     /// Holds the guest to `wanted` for `seconds`; returns its mean size in MiB.
     fn keep(&mut self, wanted: Bytes, seconds: u32, lines: &mut Lines) -> Result<f64, LabError> {
         // A balloon follows within a second.
-        let period = if self.way == Way::Kernel { SECOND / 10 } else { SECOND };
+        let period = if self.way == ChoiceArm::Kernel { SECOND / 10 } else { SECOND };
         let (begun, mut looks, mut sum) = (Instant::now(), 0.0, 0.0);
         while begun.elapsed() < SECOND * seconds {
             self.hold(wanted)?;
@@ -248,25 +248,25 @@ impl Held {
                 let order = Wanted { resident: Some(wanted), own: Some(own), ..Wanted::default() };
                 worker.order(&self.lab, order)
             }
-            (None, Way::Kernel) => self.group.reclaim_to(adjusted(self.group.usage()?)),
-            (None, Way::Balloon) => {
+            (None, ChoiceArm::Kernel) => self.group.reclaim_to(adjusted(self.group.usage()?)),
+            (None, ChoiceArm::Balloon) => {
                 let machine = self.machine();
                 machine.set_balloon(adjusted(machine.balloon()?).min(RAM))
             }
-            (None, Way::Ours | Way::Attached) => Ok(()),
+            (None, ChoiceArm::Ours | ChoiceArm::Attached) => Ok(()),
         }
     }
 
-    fn counts(&self) -> Result<Counts, LabError> {
-        if self.way == Way::Balloon {
+    fn counts(&self) -> Result<MissCounts, LabError> {
+        if self.way == ChoiceArm::Balloon {
             let stats = json!({ "path": BALLOON, "property": "guest-stats" });
             let stats = self.machine().qmp("qom-get", stats)?;
             let number = |name: &str| stats["stats"][name].as_f64().unwrap_or(f64::NAN);
             let read_mib = number("stat-swap-in") / Bytes::mib(1).0 as f64;
-            return Ok(Counts { misses: number("stat-major-faults"), read_mib });
+            return Ok(MissCounts { misses: number("stat-major-faults"), read_mib });
         }
         let faults = threads::major_faults_of_guest(self.machine().process().pid)?;
-        Ok(Counts { misses: faults.max(self.pieces()), read_mib: Swapped::read()?.in_mib })
+        Ok(MissCounts { misses: faults.max(self.pieces()), read_mib: Swapped::read()?.in_mib })
     }
 
     /// The worker's report on the guest.
@@ -299,7 +299,7 @@ fn speed(lines: &Lines) -> f64 {
     }
 }
 
-impl Course {
+impl ChoiceRun {
     /// Misses for each million of operations.
     fn misses_per_million(&self) -> f64 {
         self.misses / self.speed * 1e6
@@ -316,9 +316,9 @@ impl Course {
     }
 }
 
-fn figures(context: &Context, rows: &[(&str, Vec<Course>)]) -> Figures {
+fn figures(context: &Context, rows: &[(&str, Vec<ChoiceRun>)]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let over = |of: fn(&Course) -> f64, one: usize, other: usize| {
+    let over = |of: fn(&ChoiceRun) -> f64, one: usize, other: usize| {
         let ratios = rows.iter().map(|(_, courses)| of(&courses[one]) / of(&courses[other]));
         ratios.sum::<f64>() / rows.len() as f64
     };
@@ -330,7 +330,7 @@ fn figures(context: &Context, rows: &[(&str, Vec<Course>)]) -> Figures {
         ("attached_vs_balloon", attached, balloon, 0.67),
     ] {
         let note = "misses to that one's, mean of four workloads";
-        let figure = Figure::new(over(Course::misses_per_million, one, other), "ratio", note);
+        let figure = Figure::new(over(ChoiceRun::misses_per_million, one, other), "ratio", note);
         figures.add(name, figure.target(Target::AtMost(most)));
         let note = "speed to that one's, mean of four workloads";
         let figure = Figure::new(over(|course| course.speed, one, other), "ratio", note);

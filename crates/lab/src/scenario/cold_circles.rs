@@ -18,7 +18,7 @@ use model::{Bytes, ColdSpec, Mode, Policy};
 use sys::memory_of::Overhead;
 
 use super::{Context, Scenario};
-use crate::daemon::{Daemon, Overbooked, Settings};
+use crate::daemon::{Daemon, DaemonSettings, Overbooked};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::lab::{Lab, LabError};
@@ -53,13 +53,13 @@ const MEASURED: Duration = Duration::from_secs(60);
 const ROUNDS: u32 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum PagingArm {
     Kernel,
     Ours,
 }
 
 /// One arm of a round: the guests' work, and the host's.
-struct Course {
+struct PagingRun {
     speeds: Vec<f64>,
     system_s: f64,
     read_mib_s: f64,
@@ -71,16 +71,16 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let _zram = Zram::new(ZRAM)?;
     let (mut kernel, mut ours) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
-        for (name, way) in [("kernel", Way::Kernel), ("ours", Way::Ours)] {
+        for (name, way) in [("kernel", PagingArm::Kernel), ("ours", PagingArm::Ours)] {
             let course = course(context, way)?;
             context.say(&format!("{round}, {name}: {}", course.words()));
-            if way == Way::Kernel { kernel.push(course) } else { ours.push(course) }
+            if way == PagingArm::Kernel { kernel.push(course) } else { ours.push(course) }
         }
     }
     Ok(figures(context, &kernel, &ours))
 }
 
-fn course(context: &Context, way: Way) -> Result<Course, LabError> {
+fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
     let group = MemoryGroup::new("circles")?;
     let guest = |(name, command): (&str, &str)| MachineSpec {
         seed: context.seed,
@@ -98,13 +98,13 @@ fn course(context: &Context, way: Way) -> Result<Course, LabError> {
     let kept = held.percent(KEPT);
     group.set_limit(group.usage()?.minus(held.minus(kept)))?;
     let daemon = match way {
-        Way::Kernel => None,
-        Way::Ours => {
-            let settings = Settings {
+        PagingArm::Kernel => None,
+        PagingArm::Ours => {
+            let settings = DaemonSettings {
                 cold: ColdSpec::WhenNeeded,
                 policy: Policy::Balance,
                 guaranteed: Some(Bytes(kept.0 / 8)),
-                ..Settings::from(Mode::Enforce)
+                ..DaemonSettings::from(Mode::Enforce)
             };
             let overbooked = Overbooked { budget: kept, tables: Vec::new() };
             Some(Daemon::start_overbooked(&mut lab, settings, overbooked)?)
@@ -119,7 +119,7 @@ fn course(context: &Context, way: Way) -> Result<Course, LabError> {
         [first, .., last] => last.rate_since(first),
         _ => f64::NAN,
     };
-    let course = Course {
+    let course = PagingRun {
         speeds: (0..GUESTS.len()).map(speed).collect(),
         system_s: system_s()? - system,
         read_mib_s: (Swapped::read()?.in_mib - swapped.in_mib) / MEASURED.as_secs_f64(),
@@ -143,7 +143,7 @@ fn system_s() -> Result<f64, LabError> {
     Ok(ticks / 100.0)
 }
 
-impl Course {
+impl PagingRun {
     fn words(&self) -> String {
         let speeds: Vec<String> = GUESTS
             .iter()
@@ -160,13 +160,13 @@ impl Course {
     }
 }
 
-fn mean(courses: &[Course], of: impl Fn(&Course) -> f64) -> f64 {
+fn mean(courses: &[PagingRun], of: impl Fn(&PagingRun) -> f64) -> f64 {
     courses.iter().map(of).sum::<f64>() / courses.len() as f64
 }
 
-fn figures(context: &Context, kernel: &[Course], ours: &[Course]) -> Figures {
+fn figures(context: &Context, kernel: &[PagingRun], ours: &[PagingRun]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, ROUNDS);
-    let ratio = |of: &dyn Fn(&Course) -> f64| mean(ours, of) / mean(kernel, of);
+    let ratio = |of: &dyn Fn(&PagingRun) -> f64| mean(ours, of) / mean(kernel, of);
     for (place, (name, _)) in GUESTS.iter().enumerate() {
         let value = ratio(&|course| course.speeds[place]);
         let note = "work with our paging, to that with the kernel's own";

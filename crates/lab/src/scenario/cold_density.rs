@@ -32,7 +32,7 @@ use super::{Context, Scenario};
 use crate::autoballoon;
 use crate::cache::Cache;
 use crate::chart::{Chart, Line as Curve};
-use crate::daemon::{Daemon, Overbooked, Settings};
+use crate::daemon::{Daemon, DaemonSettings, Overbooked};
 use crate::debian::Debian;
 use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
@@ -54,21 +54,25 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 /// A guest's workload, and its requests per second.
-struct Kind {
+struct GuestKind {
     name: &'static str,
     work: &'static str,
     rate: f64,
 }
 
-const MIX: [Kind; 4] = [
-    Kind { name: "cache", work: "redis --mb 64 --parts 2 --read-mb 96 --check-s 0", rate: 60.0 },
-    Kind { name: "web", work: "nginx --mb 48 --read-mb 112 --check-s 0", rate: 40.0 },
-    Kind {
+const MIX: [GuestKind; 4] = [
+    GuestKind {
+        name: "cache",
+        work: "redis --mb 64 --parts 2 --read-mb 96 --check-s 0",
+        rate: 60.0,
+    },
+    GuestKind { name: "web", work: "nginx --mb 48 --read-mb 112 --check-s 0", rate: 40.0 },
+    GuestKind {
         name: "database",
         work: "postgres --mb 24 --parts 2 --read-mb 96 --check-s 0",
         rate: 20.0,
     },
-    Kind { name: "idle", work: "idle --read-mb 160", rate: 10.0 },
+    GuestKind { name: "idle", work: "idle --read-mb 160", rate: 10.0 },
 ];
 const GROUP: &str = "tenant";
 const RAM: Bytes = Bytes::mib(256);
@@ -107,18 +111,18 @@ const LOOK: Duration = Duration::from_secs(1);
 const SILENT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum DensityArm {
     Plain,
     Balloon,
     Zswap,
     Overbook,
 }
 
-const WAYS: [(&str, Way); 4] = [
-    ("plain", Way::Plain),
-    ("overbook", Way::Overbook),
-    ("zswap", Way::Zswap),
-    ("balloon_ksm", Way::Balloon),
+const WAYS: [(&str, DensityArm); 4] = [
+    ("plain", DensityArm::Plain),
+    ("overbook", DensityArm::Overbook),
+    ("zswap", DensityArm::Zswap),
+    ("balloon_ksm", DensityArm::Balloon),
 ];
 
 /// Measurements with a given number of guests.
@@ -133,7 +137,7 @@ struct Stage {
 }
 
 /// One way, from few guests to too many.
-struct Course {
+struct DensityRun {
     name: &'static str,
     stages: Vec<Stage>,
     /// The reason why it ended.
@@ -156,7 +160,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         context.say(&format!("  {} carried; {}", course.carried(), course.end));
         courses.push(course);
     }
-    let best = courses.iter().map(Course::carried).max().unwrap_or(0);
+    let best = courses.iter().map(DensityRun::carried).max().unwrap_or(0);
     context.say("control ...");
     let control = control(context, &programs, (best + 1).min(MOST))?;
     let mut figures = figures(context, &courses, &control);
@@ -168,7 +172,7 @@ fn guest(
     context: &Context,
     programs: &Programs,
     number: usize,
-    way: Way,
+    way: DensityArm,
     host: Option<&SmallHost>,
 ) -> MachineSpec {
     let kind = &MIX[number % MIX.len()];
@@ -176,7 +180,7 @@ fn guest(
     let work = format!("{} --rate {}", kind.work, kind.rate);
     MachineSpec {
         seed: context.seed + number as u64,
-        shim: way == Way::Overbook,
+        shim: way == DensityArm::Overbook,
         cgroup: host.map(|host| host.dir().to_owned()),
         ..MachineSpec::new(&name, GROUP, RAM, RAM, &work)
             .with_debian(programs.debian())
@@ -188,25 +192,31 @@ fn course(
     context: &Context,
     programs: &Programs,
     name: &'static str,
-    way: Way,
-) -> Result<Course, LabError> {
+    way: DensityArm,
+) -> Result<DensityRun, LabError> {
     // Values declared first are dropped last.
-    let swaps = way != Way::Plain;
+    let swaps = way != DensityArm::Plain;
     let on_disk = context.dir.join("host");
     let _swap = swaps.then(|| SwapFile::new(&on_disk, HOST_SWAP)).transpose()?;
-    let compresses = matches!(way, Way::Zswap | Way::Overbook);
+    let compresses = matches!(way, DensityArm::Zswap | DensityArm::Overbook);
     let _zswap = compresses.then(|| Zswap::start(usual_pool()?)).transpose()?;
     let ksm = || Ksm::start(ksm::pages_per_ms(SCAN.0));
-    let _ksm = (way == Way::Balloon).then(ksm).transpose()?;
+    let _ksm = (way == DensityArm::Balloon).then(ksm).transpose()?;
     let disk = swaps.then(|| SlowDisk::new("density", &context.dir, READS_PER_S)).transpose()?;
     let host = SmallHost::new("density", HOST)?;
     let spec = |number| guest(context, programs, number, way, Some(&host));
     let first: Vec<MachineSpec> = (0..FIRST).map(spec).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &first)?;
-    let at = At { way, host: &host, disk: disk.as_ref() };
-    let daemon = (way == Way::Overbook).then(|| at.manage(programs, &mut lab)).transpose()?;
-    let mut course =
-        Course { name, stages: Vec::new(), end: String::new(), bad_bytes: 0.0, above: Bytes::ZERO };
+    let at = DensityStep { way, host: &host, disk: disk.as_ref() };
+    let daemon =
+        (way == DensityArm::Overbook).then(|| at.manage(programs, &mut lab)).transpose()?;
+    let mut course = DensityRun {
+        name,
+        stages: Vec::new(),
+        end: String::new(),
+        bad_bytes: 0.0,
+        above: Bytes::ZERO,
+    };
     course.end = loop {
         if let Some(daemon) = &daemon {
             daemon.ensure_alive()?;
@@ -252,10 +262,10 @@ fn first_words(error: &LabError) -> String {
 /// Measures `count` guests with all the memory that they want.
 fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage, LabError> {
     let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1))?;
-    let spec = |number| guest(context, programs, number, Way::Plain, Some(&host));
+    let spec = |number| guest(context, programs, number, DensityArm::Plain, Some(&host));
     let specs: Vec<MachineSpec> = (0..count).map(spec).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let at = At { way: Way::Plain, host: &host, disk: None };
+    let at = DensityStep { way: DensityArm::Plain, host: &host, disk: None };
     if !at.wait_until_working(&lab)? {
         let what = "the control's guests to work".to_owned();
         return Err(LabError::Timeout { what, limit: WORK_LIMIT });
@@ -275,16 +285,16 @@ fn usual_pool() -> Result<u64, LabError> {
 }
 
 /// A way in progress.
-struct At<'a> {
-    way: Way,
+struct DensityStep<'a> {
+    way: DensityArm,
     host: &'a SmallHost,
     disk: Option<&'a SlowDisk>,
 }
 
-impl At<'_> {
+impl DensityStep<'_> {
     /// Has Overbook manage the guests, within the host's memory.
     fn manage(&self, programs: &Programs, lab: &mut Lab) -> Result<Daemon, LabError> {
-        let settings = Settings {
+        let settings = DaemonSettings {
             cold: ColdSpec::WhenNeeded,
             dedup: DedupSpec::Fixed(SCAN),
             free_pages: FreePagesSpec::Lazy,
@@ -325,7 +335,7 @@ impl At<'_> {
         let end = Instant::now() + length;
         loop {
             self.host.measure(lab, 0);
-            if self.way == Way::Balloon {
+            if self.way == DensityArm::Balloon {
                 // A QEMU that itself waits for memory is asked again.
                 let _ = autoballoon::step(lab, self.host.latest().used, HOST, LEAST);
             }
@@ -412,7 +422,7 @@ impl Stage {
     }
 }
 
-impl Course {
+impl DensityRun {
     /// The largest number of guests that it carried.
     fn carried(&self) -> usize {
         let carried = self.stages.iter().filter(|stage| stage.loss <= LOSS);
@@ -427,14 +437,14 @@ impl Course {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few guests")]
-fn figures(context: &Context, courses: &[Course], control: &Stage) -> Figures {
+fn figures(context: &Context, courses: &[DensityRun], control: &Stage) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let carried = |name: &str| {
         let course = courses.iter().find(|course| course.name == name);
         course.map_or(f64::NAN, |course| course.carried() as f64)
     };
     let others = courses.iter().filter(|course| course.name != "overbook");
-    let best = others.map(Course::carried).max().unwrap_or(0) as f64;
+    let best = others.map(DensityRun::carried).max().unwrap_or(0) as f64;
     let note = format!("guests that {HOST} carry under Overbook, to plain, at <= 5 % loss (mean)");
     let density = Figure::new(carried("overbook") / carried("plain"), "ratio", note);
     figures.add("density", density.target(Target::AtLeast(2.0)));
@@ -454,9 +464,10 @@ fn figures(context: &Context, courses: &[Course], control: &Stage) -> Figures {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few guests")]
-fn page(courses: &[Course]) -> Page {
-    let points =
-        |course: &Course| course.stages.iter().map(|s| (s.guests as f64, s.loss * 100.0)).collect();
+fn page(courses: &[DensityRun]) -> Page {
+    let points = |course: &DensityRun| {
+        course.stages.iter().map(|s| (s.guests as f64, s.loss * 100.0)).collect()
+    };
     let lines = courses
         .iter()
         .map(|course| Curve { name: course.name.to_owned(), points: points(course) })

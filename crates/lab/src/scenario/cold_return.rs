@@ -51,17 +51,17 @@ const SWEEP_LIMIT: Duration = Duration::from_secs(300);
 const OUT_LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ReturnArm {
     Ours,
     Kernel,
     Guest(Option<u32>),
 }
 
-const WAYS: [(&str, Way, usize); 4] = [
-    ("paged", Way::Ours, 3),
-    ("kernel", Way::Kernel, 3),
-    ("guest", Way::Guest(Some(DISK_IOPS)), 1),
-    ("guest_fast", Way::Guest(None), 1),
+const WAYS: [(&str, ReturnArm, usize); 4] = [
+    ("paged", ReturnArm::Ours, 3),
+    ("kernel", ReturnArm::Kernel, 3),
+    ("guest", ReturnArm::Guest(Some(DISK_IOPS)), 1),
+    ("guest_fast", ReturnArm::Guest(None), 1),
 ];
 
 /// Times of sweeps in seconds: after the memory was out, and otherwise.
@@ -106,20 +106,20 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabError> {
-    let group = (way == Way::Kernel).then(|| MemoryGroup::new("cold")).transpose()?;
-    let period = if matches!(way, Way::Guest(_)) { GUEST_PERIOD_S } else { PERIOD_S };
+fn measure(context: &Context, way: ReturnArm, rounds: usize) -> Result<Sweeps, LabError> {
+    let group = (way == ReturnArm::Kernel).then(|| MemoryGroup::new("cold")).transpose()?;
+    let period = if matches!(way, ReturnArm::Guest(_)) { GUEST_PERIOD_S } else { PERIOD_S };
     let guest = MachineSpec::new("sleeper", "cold", RAM, RAM, &format!("{WORK} {period}"));
     let guest = MachineSpec {
-        shim: way == Way::Ours,
+        shim: way == ReturnArm::Ours,
         cgroup: group.as_ref().map(|group| group.dir().to_owned()),
         // Both sides move memory page by page; huge pages would have to be split first.
         kernel_options: "transparent_hugepage=never".to_owned(),
         ..guest
     };
     let guest = match way {
-        Way::Guest(iops) => guest.with_swap(GUEST_SWAP, iops),
-        Way::Ours | Way::Kernel => guest,
+        ReturnArm::Guest(iops) => guest.with_swap(GUEST_SWAP, iops),
+        ReturnArm::Ours | ReturnArm::Kernel => guest,
     };
     let mut lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
     let mut sweeps = Sweeps { woken: Vec::new(), usual: Vec::new() };
@@ -130,7 +130,7 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
     for _ in 0..rounds {
         // A pager leaves blocks alone that came back, and a new one knows of none.
         drop(worker.take());
-        if way == Way::Ours {
+        if way == ReturnArm::Ours {
             let wanted = Wanted { resident: Some(RAM), own: Some(own), ..Wanted::default() };
             let fresh = worker.insert(WorkerProcess::start("cold")?);
             fresh.order(&lab, wanted)?;
@@ -140,14 +140,14 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
         sweeps.usual.push(took);
         let before = Counters::of(pid).map_err(std::io::Error::other)?;
         match (way, &mut worker, &group) {
-            (Way::Ours, Some(worker), _) => {
+            (ReturnArm::Ours, Some(worker), _) => {
                 let resident = before.anonymous.minus(own).minus(Bytes::mib(MIB));
                 let wanted = Wanted { own: Some(own), ..Wanted::default() };
                 worker.order(&lab, Wanted { resident: Some(resident), ..wanted })?;
                 lab.wait_for("the memory to be paged out", OUT_LIMIT, |_| is_out(pid, before))?;
                 worker.order(&lab, Wanted { resident: Some(RAM), ..wanted })?;
             }
-            (Way::Kernel, _, Some(group)) => {
+            (ReturnArm::Kernel, _, Some(group)) => {
                 let left = group.usage()?.minus(Bytes::mib(MIB));
                 // The kernel reclaims for a while, then gives up; the next request goes on.
                 lab.wait_for("the kernel to reclaim so much", OUT_LIMIT, |_| {

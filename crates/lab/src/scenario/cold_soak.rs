@@ -44,7 +44,7 @@ const LEFT: Bytes = Bytes::mib(24);
 
 /// Totals over all workers.
 #[derive(Default)]
-struct Toll {
+struct ColdSoakCounts {
     kills: u32,
     paged_out: Bytes,
     returned: Bytes,
@@ -80,8 +80,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures(context, &toll, left, bad_bytes))
 }
 
-fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<Toll, LabError> {
-    let (mut random, mut toll) = (Random::new(context.seed), Toll::default());
+fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<ColdSoakCounts, LabError> {
+    let (mut random, mut toll) = (Random::new(context.seed), ColdSoakCounts::default());
     let own = own(lab)?;
     let order = |random: &mut Random| {
         let resident = match random.between(0, 4) {
@@ -129,7 +129,7 @@ fn release(lab: &Lab) -> Result<Bytes, LabError> {
     Ok(all.sum::<Result<Bytes, _>>().map_err(std::io::Error::other)?)
 }
 
-impl Toll {
+impl ColdSoakCounts {
     fn count(&mut self, report: &Report) {
         self.kills += 1;
         for vm in report.vms.values() {
@@ -143,7 +143,7 @@ impl Toll {
     }
 }
 
-fn figures(context: &Context, toll: &Toll, left: Bytes, bad_bytes: u64) -> Figures {
+fn figures(context: &Context, toll: &ColdSoakCounts, left: Bytes, bad_bytes: u64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let mut add = |name: &str, value: f64, unit: &'static str, note: &str, target: Target| {
         figures.add(name, Figure::new(value, unit, note).target(target));

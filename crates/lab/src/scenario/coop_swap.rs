@@ -36,13 +36,13 @@ const SETTLE: Duration = Duration::from_secs(5);
 const MEASURE: Duration = Duration::from_secs(25);
 
 /// One of the three ways.
-struct Way {
+struct SwapArm {
     name: &'static str,
     disk: Disk,
 }
 
 /// Measurements of one way.
-struct Seen {
+struct SwapFigures {
     /// Accesses per second, second by second.
     rates: Vec<f64>,
     read_us_median: u64,
@@ -54,9 +54,12 @@ struct Seen {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let plain = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO, cache: false };
     let ways = [
-        Way { name: "disk", disk: Disk { read_delay_us: READ_US, ..plain } },
-        Way { name: "file", disk: plain },
-        Way { name: "network memory", disk: Disk { read_delay_us: READ_US, lent: SWAP, ..plain } },
+        SwapArm { name: "disk", disk: Disk { read_delay_us: READ_US, ..plain } },
+        SwapArm { name: "file", disk: plain },
+        SwapArm {
+            name: "network memory",
+            disk: Disk { read_delay_us: READ_US, lent: SWAP, ..plain },
+        },
     ];
     let mut seen = Vec::new();
     for way in &ways {
@@ -81,7 +84,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn course(context: &Context, disk: Disk) -> Result<Seen, LabError> {
+fn course(context: &Context, disk: Disk) -> Result<SwapFigures, LabError> {
     let swap = RemoteSwap::start(&context.dir.with_extension("swap"), GUEST, disk)?;
     let guest = MachineSpec {
         seed: context.seed,
@@ -107,7 +110,7 @@ fn course(context: &Context, disk: Disk) -> Result<Seen, LabError> {
     let near = near_share(&before, &status);
     let forged = status.repositories.unwrap_or_default().forged;
     let read_us_median = status.read_us_median;
-    Ok(Seen { rates, read_us_median, near, forged })
+    Ok(SwapFigures { rates, read_us_median, near, forged })
 }
 
 /// The time, and the guest's operations until then.
@@ -115,7 +118,7 @@ fn sample(lab: &Lab) -> Result<(Instant, f64), LabError> {
     Ok((Instant::now(), lab.machine(GUEST)?.reported("ops")))
 }
 
-fn figures(context: &Context, ways: &[Way], seen: &[Seen]) -> Figures {
+fn figures(context: &Context, ways: &[SwapArm], seen: &[SwapFigures]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let rate = |i: usize| median(seen[i].rates.clone());
     figures.add(

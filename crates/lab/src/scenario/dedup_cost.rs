@@ -51,7 +51,7 @@ const WORKER_CPU: usize = 1;
 
 /// The way of merging.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum CostArm {
     Ours,
     Kernel,
 }
@@ -72,9 +72,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
     let (mut ours, mut kernels) = (Vec::new(), Vec::new());
     for number in 0..ROUNDS {
-        ours.push(round(context, number, Way::Ours)?);
+        ours.push(round(context, number, CostArm::Ours)?);
         if number % 2 == 0 {
-            kernels.push(round(context, number, Way::Kernel)?);
+            kernels.push(round(context, number, CostArm::Kernel)?);
         }
     }
     let slowdown = |rounds: &[Round]| {
@@ -112,7 +112,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn round(context: &Context, number: u64, way: Way) -> Result<Round, LabError> {
+fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError> {
     let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
     let guest = |place: u64, name: &str, work: &str| MachineSpec {
         seed: context.seed + 2 * number + place,
@@ -129,13 +129,13 @@ fn round(context: &Context, number: u64, way: Way) -> Result<Round, LabError> {
     let shim_before = threads::shims_cpu_s(&pids[..1]);
     let (with, merged_mib, after);
     match way {
-        Way::Ours => {
+        CostArm::Ours => {
             let merger = pinning::on_cpu(WORKER_CPU, || Merger::start(&pids, Some(RATE), None))?;
             with = window(&lab, WITH)?;
             merged_mib = merger.stop().first().map_or(0.0, |reading| reading.merged.as_mib());
             after = window(&lab, WITHOUT)?;
         }
-        Way::Kernel => {
+        CostArm::Kernel => {
             let ksm = Ksm::start(ksm::FAST)?;
             with = window(&lab, WITH)?;
             merged_mib = Ksm::saved_mib()?;
@@ -159,7 +159,7 @@ fn round(context: &Context, number: u64, way: Way) -> Result<Round, LabError> {
     context.say(&format!(
         "round {} of {}: {:+.2} %, taken {:.2} %, pauses {:.0} us ({:.0} without), {:.0} MiB merged",
         number + 1,
-        if way == Way::Ours { "ours" } else { "KSM" },
+        if way == CostArm::Ours { "ours" } else { "KSM" },
         round.overhead * 100.0,
         round.taken * 100.0,
         round.pause_us_with,
@@ -169,13 +169,13 @@ fn round(context: &Context, number: u64, way: Way) -> Result<Round, LabError> {
     Ok(round)
 }
 
-struct Window {
+struct CostWindow {
     rate: f64,
     pause_us: f64,
 }
 
 /// Measures the first guest over its next `lines`.
-fn window(lab: &Lab, lines: usize) -> Result<Window, LabError> {
+fn window(lab: &Lab, lines: usize) -> Result<CostWindow, LabError> {
     let mut seen = Lines::of(lab);
     let is_over = |seen: &Lines| seen.guest(0).len() > lines;
     seen.look_until(lab, "a guest to report", WINDOW_LIMIT, is_over)?;
@@ -185,5 +185,5 @@ fn window(lab: &Lab, lines: usize) -> Result<Window, LabError> {
         _ => f64::NAN,
     };
     let pauses = lines.iter().skip(1).filter_map(|line| line.number("p9999_us"));
-    Ok(Window { rate, pause_us: pauses.fold(f64::NAN, f64::max) })
+    Ok(CostWindow { rate, pause_us: pauses.fold(f64::NAN, f64::max) })
 }

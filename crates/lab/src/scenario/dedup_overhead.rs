@@ -64,7 +64,7 @@ const CACHES: [&str; 3] = ["anon_vma_chain", "anon_vma", "maple_node"];
 const FILE_NODE: (&str, f64) = ("radix_tree_node", 64.0);
 
 /// Memory taken at one moment.
-struct Moment {
+struct OverheadSample {
     /// All mappings of the QEMUs, and of the machine.
     listed: f64,
     mappings: Objects,
@@ -75,7 +75,7 @@ struct Moment {
 }
 
 /// Measurements of one layout, in MiB.
-struct Layout {
+struct PageLayout {
     saved: f64,
     pool: f64,
     scanned: f64,
@@ -123,7 +123,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, LabError> {
+fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<PageLayout, LabError> {
     let guest = |number: usize| MachineSpec {
         seed: context.seed + number as u64,
         shim: true,
@@ -136,7 +136,7 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, 
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
     let mut worker = WorkerProcess::start(name)?;
     lab.wait_for("the worker to report", WORKER_LIMIT, |_| Ok(worker.report().is_some()))?;
-    let before = Moment::now(&pids, &worker)?;
+    let before = OverheadSample::now(&pids, &worker)?;
     let mut scanned = Bytes::ZERO;
     for pid in &pids {
         let guest = Overhead::measure(*pid, &[MEMORY]).map_err(std::io::Error::other)?.guest;
@@ -158,7 +158,7 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, 
             last_change = (Instant::now(), saved);
         }
     }
-    let after = Moment::now(&pids, &worker)?;
+    let after = OverheadSample::now(&pids, &worker)?;
     let report = worker.report().unwrap_or_default();
     let mut mappings = 0.0;
     for pid in &pids {
@@ -166,10 +166,10 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, 
     }
     worker.end()?;
     lab.stop()?;
-    Layout::new(&before, &after, &report, scanned, mappings)
+    PageLayout::new(&before, &after, &report, scanned, mappings)
 }
 
-impl Moment {
+impl OverheadSample {
     fn now(pids: &[u32], worker: &WorkerProcess) -> Result<Self, LabError> {
         let counters = |pid: u32| Counters::of(pid).map_err(std::io::Error::other);
         let of_worker = counters(worker.identity().pid)?;
@@ -190,10 +190,10 @@ impl Moment {
     }
 }
 
-impl Layout {
+impl PageLayout {
     fn new(
-        before: &Moment,
-        after: &Moment,
+        before: &OverheadSample,
+        after: &OverheadSample,
         report: &Report,
         scanned: Bytes,
         mappings: f64,

@@ -47,13 +47,13 @@ const USUAL_REST_MINUTES: u32 = 10;
 const RATE: u32 = 50;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum MergeArm {
     Ours(Option<u32>),
     Kernel(ksm::Rate),
 }
 
 /// The course of one way.
-struct Course {
+struct MergeRun {
     name: &'static str,
     /// Seconds, and MiB saved by then.
     saved: Vec<(f64, f64)>,
@@ -65,11 +65,11 @@ struct Course {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let ways = [
-        ("ours_max", Way::Ours(None), false),
-        ("ksm_max", Way::Kernel(ksm::FLAT_OUT), false),
-        ("ours_50", Way::Ours(Some(RATE)), true),
-        ("ksm_50", Way::Kernel(ksm::FAST), true),
-        ("ksm_default", Way::Kernel(ksm::DEFAULT), false),
+        ("ours_max", MergeArm::Ours(None), false),
+        ("ksm_max", MergeArm::Kernel(ksm::FLAT_OUT), false),
+        ("ours_50", MergeArm::Ours(Some(RATE)), true),
+        ("ksm_50", MergeArm::Kernel(ksm::FAST), true),
+        ("ksm_default", MergeArm::Kernel(ksm::DEFAULT), false),
     ];
     let mut courses = Vec::new();
     for (name, way, rests) in ways {
@@ -84,7 +84,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// Merging in progress.
-enum At {
+enum MergePhase {
     Ours(Merger),
     Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
 }
@@ -92,9 +92,9 @@ enum At {
 fn course(
     context: &Context,
     name: &'static str,
-    way: Way,
+    way: MergeArm,
     rests: bool,
-) -> Result<Course, LabError> {
+) -> Result<MergeRun, LabError> {
     let work = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB} --rest");
     let guest = |number: usize| MachineSpec {
         seed: context.seed + number as u64,
@@ -111,11 +111,11 @@ fn course(
     let cpu_before = cpu_s(None, &pids)?;
     let began = Instant::now();
     let at = match way {
-        Way::Ours(rate) => At::Ours(Merger::start(&pids, rate, None)?),
-        Way::Kernel(rate) => At::Kernel(Ksm::start(rate)?),
+        MergeArm::Ours(rate) => MergePhase::Ours(Merger::start(&pids, rate, None)?),
+        MergeArm::Kernel(rate) => MergePhase::Kernel(Ksm::start(rate)?),
     };
     let mut course =
-        Course { name, saved: vec![(0.0, 0.0)], merging_cpu_s: 0.0, resting_cpu_s: 0.0 };
+        MergeRun { name, saved: vec![(0.0, 0.0)], merging_cpu_s: 0.0, resting_cpu_s: 0.0 };
     let mut last_change = (Instant::now(), 0.0);
     while last_change.0.elapsed() < if last_change.1 > 0.0 { QUIET } else { SLOW_START } {
         interrupt::sleep(LOOK_EVERY)?;
@@ -140,7 +140,7 @@ fn rest(context: &Context) -> Duration {
     Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_REST_MINUTES)
 }
 
-impl At {
+impl MergePhase {
     fn pool_mib(&self) -> f64 {
         match self {
             Self::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
@@ -150,9 +150,9 @@ impl At {
 }
 
 /// CPU time of all threads that merge.
-fn cpu_s(at: Option<&At>, pids: &[u32]) -> Result<f64, LabError> {
+fn cpu_s(at: Option<&MergePhase>, pids: &[u32]) -> Result<f64, LabError> {
     let engine = match at {
-        Some(At::Ours(merger)) => merger.cpu_s(),
+        Some(MergePhase::Ours(merger)) => merger.cpu_s(),
         _ => 0.0,
     };
     Ok(engine + threads::shims_cpu_s(pids) + Ksm::cpu_s()?)
@@ -166,7 +166,7 @@ pub(super) fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
     Ok(all.as_mib() - Ksm::saved_mib()?)
 }
 
-impl Course {
+impl MergeRun {
     fn all_saved(&self) -> f64 {
         self.saved.last().map_or(f64::NAN, |(_, saved)| *saved)
     }
@@ -187,23 +187,23 @@ impl Course {
     }
 }
 
-fn figures(context: &Context, courses: &[Course]) -> Figures {
+fn figures(context: &Context, courses: &[MergeRun]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let of = |name: &str| courses.iter().find(|course| course.name == name);
-    let number = |name: &str, what: fn(&Course) -> f64| of(name).map_or(f64::NAN, what);
+    let number = |name: &str, what: fn(&MergeRun) -> f64| of(name).map_or(f64::NAN, what);
     let ksm_saved = courses
         .iter()
         .filter(|course| course.name.starts_with("ksm"))
-        .map(Course::all_saved)
+        .map(MergeRun::all_saved)
         .fold(f64::NAN, f64::max);
-    let ours = ["ours_max", "ours_50"].map(|name| number(name, Course::all_saved));
+    let ours = ["ours_max", "ours_50"].map(|name| number(name, MergeRun::all_saved));
     let note = format!(
         "the less of both our rates, {:.0} and {:.0} MiB, to the most of KSM's, {ksm_saved:.0} MiB",
         ours[0], ours[1]
     );
     let saved = ours[0].min(ours[1]) / ksm_saved;
     figures.add("saved_vs_ksm", Figure::new(saved, "ratio", note).target(Target::AtLeast(0.95)));
-    let own_95 = |course: &Course| course.until(course.all_saved() * 0.95);
+    let own_95 = |course: &MergeRun| course.until(course.all_saved() * 0.95);
     let sooner = |name: &str| number(name, own_95) / number("ours_max", own_95);
     for (name, against, target) in
         [("sooner_than_ksm_50", "ksm_50", 15.0), ("sooner_than_ksm_max", "ksm_max", 2.0)]
@@ -216,7 +216,7 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
         figures
             .add(name, Figure::new(sooner(against), "ratio", note).target(Target::AtLeast(target)));
     }
-    let cpu = |course: &Course| course.merging_cpu_s + course.resting_cpu_s;
+    let cpu = |course: &MergeRun| course.merging_cpu_s + course.resting_cpu_s;
     let note = format!(
         "CPU seconds at {RATE} pages/ms with {} minutes at rest: {:.2} to {:.2}",
         rest(context).as_secs() / 60,
@@ -235,9 +235,9 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
     figures
 }
 
-fn page(courses: &[Course]) -> Page {
+fn page(courses: &[MergeRun]) -> Page {
     let line =
-        |course: &Course| Line { name: course.name.to_owned(), points: course.saved.clone() };
+        |course: &MergeRun| Line { name: course.name.to_owned(), points: course.saved.clone() };
     let lines = courses.iter().map(line).collect();
     let mut page = Page::default();
     let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };

@@ -14,7 +14,7 @@ use model::{Bytes, Dedup, DedupSpec, GroupName, Mode, PagesPerMs, VmName};
 
 use self::shared::{Group, Pages, Reach};
 use super::{Context, Scenario};
-use crate::daemon::{Daemon, Settings};
+use crate::daemon::{Daemon, DaemonSettings};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::{Lab, LabError, Machine};
 use crate::machine::MachineSpec;
@@ -70,7 +70,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     };
     let specs: Vec<_> = guests.into_iter().enumerate().map(spec).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let settings = Settings { dedup: DedupSpec::Fixed(RATE), ..Mode::Observe.into() };
+    let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Observe.into() };
     let daemon = Daemon::start(&mut lab, settings)?;
     lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(is_full))

@@ -74,7 +74,7 @@ const TAKE: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum FleetArm {
     Plain,
     Discard,
     Lazy,
@@ -82,36 +82,36 @@ enum Way {
 
 /// Memory of all guests.
 #[derive(Clone, Copy, Debug, Default)]
-struct Memory {
+struct FleetMemory {
     resident_mib: f64,
     swapped_mib: f64,
 }
 
 /// Measurements of one course.
 #[derive(Debug, Default)]
-struct Course {
+struct FleetRun {
     /// After the boots.
-    login: Memory,
+    login: FleetMemory,
     /// After each guest's turn.
-    turns: Vec<Memory>,
+    turns: Vec<FleetMemory>,
     /// After freed memory has come back.
-    end: Memory,
+    end: FleetMemory,
     swapped: Swapped,
     dead: usize,
 }
 
 /// All three courses.
 struct Courses {
-    plain: Course,
-    discard: Course,
-    lazy: Course,
+    plain: FleetRun,
+    discard: FleetRun,
+    lazy: FleetRun,
 }
 
 fn fig_7(context: &Context) -> Result<Figures, LabError> {
     let Courses { plain, discard, lazy } = Courses::run(context)?;
     let mut figures = context.figures(FIG_7.name, 1);
-    let each = |course: &Course| course.login.sum() / GUESTS as f64;
-    let saving = |course: &Course| 1.0 - each(course) / each(&plain);
+    let each = |course: &FleetRun| course.login.sum() / GUESTS as f64;
+    let saving = |course: &FleetRun| 1.0 - each(course) / each(&plain);
     let note =
         format!("of what guests have after the boot without reports; reports from {REPORTED} on");
     let figure = Figure::new(saving(&lazy), "ratio", note).paper("0.25: 90 of 120 MB");
@@ -124,7 +124,7 @@ fn fig_7(context: &Context) -> Result<Figures, LabError> {
         figures.add(name, Figure::new(each(course), "MiB", note).paper(paper));
     }
     let taken_mib = f64::from(TAKEN_MB) * GUESTS as f64;
-    let back = |course: &Course| 1.0 - (course.end.sum() - course.login.sum()) / taken_mib;
+    let back = |course: &FleetRun| 1.0 - (course.end.sum() - course.login.sum()) / taken_mib;
     let note = format!(
         "of {taken_mib} MiB taken and freed in turn: what guests have more than after the boot is {:.0} MiB; discarded at once {:.3}",
         lazy.end.sum() - lazy.login.sum(),
@@ -153,7 +153,7 @@ fn fig_8(context: &Context) -> Result<Figures, LabError> {
         figures.add(&format!("resident_mib_{name}"), figure);
     }
     let Courses { plain, lazy, .. } = &courses;
-    let grown = |course: &Course| course.end.sum() - course.login.sum();
+    let grown = |course: &FleetRun| course.end.sum() - course.login.sum();
     let note = "how much more guests have at the end than after the boot, to that without reports";
     let figure = Figure::new(grown(lazy) / grown(plain), "ratio", note);
     figures.add("growth_lazy_to_plain", figure.target(Target::AtMost(0.05)));
@@ -169,7 +169,7 @@ fn fig_9(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn swap_figures(figures: &mut Figures, name: &str, course: &Course, is_ours: bool) {
+fn swap_figures(figures: &mut Figures, name: &str, course: &FleetRun, is_ours: bool) {
     let paper = |ours: &str, theirs: &str| if is_ours { ours } else { theirs }.to_owned();
     let none = is_ours.then_some(Target::AtMost(0.0));
     let mut add = |what: &str, value, unit, target, note: &str, paper: Option<String>| {
@@ -191,7 +191,7 @@ fn swap_figures(figures: &mut Figures, name: &str, course: &Course, is_ours: boo
     add("dead_guests", course.dead as f64, "count", none, note, Some(dead));
 }
 
-impl Memory {
+impl FleetMemory {
     fn of(lab: &Lab) -> Self {
         let mut all = Self::default();
         for machine in lab.machines().iter().filter(|machine| machine.alive()) {
@@ -216,33 +216,33 @@ impl Courses {
             course(context, way)
         };
         Ok(Self {
-            plain: run("plain", Way::Plain)?,
-            discard: run("discard", Way::Discard)?,
-            lazy: run("lazy", Way::Lazy)?,
+            plain: run("plain", FleetArm::Plain)?,
+            discard: run("discard", FleetArm::Discard)?,
+            lazy: run("lazy", FleetArm::Lazy)?,
         })
     }
 
-    fn named(&self) -> [(&'static str, &Course); 3] {
+    fn named(&self) -> [(&'static str, &FleetRun); 3] {
         [("plain", &self.plain), ("discard", &self.discard), ("lazy", &self.lazy)]
     }
 }
 
-fn course(context: &Context, way: Way) -> Result<Course, LabError> {
+fn course(context: &Context, way: FleetArm) -> Result<FleetRun, LabError> {
     let group = MemoryGroup::new("fleet")?;
     group.set_limit(LIMIT)?;
     let guest = |number: usize| MachineSpec {
         seed: context.seed + number as u64,
-        shim: way == Way::Lazy,
-        reporting_order: (way != Way::Plain).then_some(ORDER),
+        shim: way == FleetArm::Lazy,
+        reporting_order: (way != FleetArm::Plain).then_some(ORDER),
         cgroup: Some(group.dir().to_owned()),
         ..steps::guest(&format!("guest-{number}"), "fleet", MEMORY, TAKEN_MB)
     };
     let specs: Vec<_> = (0..GUESTS).map(guest).collect();
     let before = Swapped::read()?;
-    let mut worker = (way == Way::Lazy).then(|| WorkerProcess::start("fleet")).transpose()?;
+    let mut worker = (way == FleetArm::Lazy).then(|| WorkerProcess::start("fleet")).transpose()?;
     let met = |lab: &Lab| take(&mut worker, lab, None);
     let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, &specs, met)?;
-    let mut course = Course { login: rest(context, &lab, &mut worker)?, ..Course::default() };
+    let mut course = FleetRun { login: rest(context, &lab, &mut worker)?, ..FleetRun::default() };
     for machine in lab.machines() {
         make_room(&group, &lab, &mut worker)?;
         // A guest that dies or hangs is counted at the end.
@@ -251,7 +251,7 @@ fn course(context: &Context, way: Way) -> Result<Course, LabError> {
             Err(error @ LabError::Interrupted(_)) => return Err(error),
             Err(error) => context.say(&format!("  {error}")),
         }
-        course.turns.push(Memory::of(&lab));
+        course.turns.push(FleetMemory::of(&lab));
     }
     context.say(&format!(
         "  cgroup {:.0} MiB, {}",
@@ -293,10 +293,10 @@ fn rest(
     context: &Context,
     lab: &Lab,
     worker: &mut Option<WorkerProcess>,
-) -> Result<Memory, LabError> {
+) -> Result<FleetMemory, LabError> {
     let began = Instant::now();
     let look = |worker: &Option<WorkerProcess>| {
-        (Memory::of(lab).sum(), known(worker).handed_over.as_mib())
+        (FleetMemory::of(lab).sum(), known(worker).handed_over.as_mib())
     };
     let (mut last, mut changed) = (look(worker), began);
     while changed.elapsed() < QUIET && began.elapsed() < QUIET_LIMIT {
@@ -307,7 +307,7 @@ fn rest(
         }
     }
     if worker.is_some() {
-        let before = Memory::of(lab);
+        let before = FleetMemory::of(lab);
         take(worker, lab, Some(Bytes::ZERO))?;
         interrupt::sleep(TAKE)?;
         let known = known(worker);
@@ -322,7 +322,7 @@ fn rest(
             known.taken_back.as_mib()
         ));
     }
-    let memory = Memory::of(lab);
+    let memory = FleetMemory::of(lab);
     if worker.is_some() {
         take(worker, lab, None)?;
     }
@@ -330,7 +330,7 @@ fn rest(
     Ok(memory)
 }
 
-fn in_words(memory: Memory) -> String {
+fn in_words(memory: FleetMemory) -> String {
     format!("{:.0} MiB resident, {:.0} in swap", memory.resident_mib, memory.swapped_mib)
 }
 

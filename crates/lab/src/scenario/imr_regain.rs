@@ -73,7 +73,7 @@ struct Regained {
 }
 
 /// One round.
-struct Round {
+struct RegainRound {
     reclaimed: f64,
     handed_over: f64,
     us_per_page: f64,
@@ -158,7 +158,7 @@ fn regain(context: &Context, order: u32, options: &str) -> Result<Regained, LabE
     }
     worker.end()?;
     lab.stop()?;
-    let median = |of: fn(&Round) -> f64| Median::of(rounds.iter().map(of).collect());
+    let median = |of: fn(&RegainRound) -> f64| Median::of(rounds.iter().map(of).collect());
     Ok(Regained {
         reclaimed: median(|round| round.reclaimed),
         handed_over: median(|round| round.handed_over).value,
@@ -173,7 +173,7 @@ fn round(
     worker: &mut WorkerProcess,
     pages: f64,
     rest_s: u32,
-) -> Result<Round, LabError> {
+) -> Result<RegainRound, LabError> {
     let pids = [lab.machines()[0].process().pid];
     worker.take(lab, None)?;
     let is_full = |lab: &Lab| Ok(lab.machines()[0].reported("mb") >= f64::from(FREED_MB));
@@ -193,7 +193,7 @@ fn round(
     let grown = |of: fn(&FreePages) -> Bytes| of(&after).minus(of(&before)).0 as f64 / 4096.0;
     let taken_pages = grown(|free| free.taken);
     let freed_mib = pages / 256.0;
-    Ok(Round {
+    Ok(RegainRound {
         reclaimed: ((full_mib - anonymous_mib(&pids)?) / freed_mib).min(1.0),
         handed_over: grown(|free| free.handed_over) / pages,
         us_per_page: shim_s * 1e6 / taken_pages,

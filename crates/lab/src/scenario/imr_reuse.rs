@@ -34,7 +34,7 @@ const ROUNDS: usize = 41;
 const HEARD: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ReuseArm {
     Lazy,
     Discard,
     NotReported,
@@ -65,7 +65,7 @@ impl Times {
         let mut all: [Vec<f64>; 3] = Default::default();
         for _ in 0..ROUNDS {
             for (way, times) in
-                [Way::Lazy, Way::Discard, Way::NotReported].into_iter().zip(&mut all)
+                [ReuseArm::Lazy, ReuseArm::Discard, ReuseArm::NotReported].into_iter().zip(&mut all)
             {
                 times.push(loops.round(way, bytes)?);
             }
@@ -114,14 +114,14 @@ impl Loop {
     }
 
     /// Frees all of it and takes it back; returns the time to take it back, in seconds.
-    fn round(&mut self, way: Way, bytes: u32) -> Result<f64, LabError> {
-        self.worker.set_freed(FreedOrder { is_lazy: way == Way::Lazy, keep: None });
+    fn round(&mut self, way: ReuseArm, bytes: u32) -> Result<f64, LabError> {
+        self.worker.set_freed(FreedOrder { is_lazy: way == ReuseArm::Lazy, keep: None });
         let until = Instant::now() + HEARD;
         while Instant::now() < until {
             self.worker.step();
             interrupt::sleep(STEP / 10)?;
         }
-        if way != Way::NotReported {
+        if way != ReuseArm::NotReported {
             self.program.tell(&format!("report 0 0 {PAGES}"))?;
         }
         let us = self.program.tell(&format!("use 0 0 {PAGES} {bytes}"))?;

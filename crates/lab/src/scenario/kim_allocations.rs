@@ -12,7 +12,7 @@ use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet::BASE;
-use crate::kim::course::{self, Course, Tick};
+use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, MASTER, SORT};
 use crate::kim::setting::{POLICIES, Setting};
 use crate::kim::trial::GROUP;
@@ -49,7 +49,7 @@ fn course(
     context: &Context,
     guests: &[MachineSpec],
     setting: &Setting,
-) -> Result<Course, LabError> {
+) -> Result<SharingRun, LabError> {
     context.say(&format!("a sorting job under {} ...", setting.name));
     let course = course::run(context, guests, setting, Duration::ZERO, WINDOW)?;
     context.say(&course.in_words());
@@ -123,13 +123,13 @@ fn allocated_mib(tick: &Tick, guests: &[String]) -> Option<f64> {
 }
 
 /// The mean of the same after [`SETTLED_S`].
-fn settled(course: &Course, guests: &[String]) -> f64 {
+fn settled(course: &SharingRun, guests: &[String]) -> f64 {
     let late = course.ticks.iter().filter(|tick| tick.at_s >= SETTLED_S);
     let held: Vec<f64> = late.filter_map(|tick| allocated_mib(tick, guests)).collect();
     held.iter().sum::<f64>() / held.len() as f64
 }
 
-fn line(name: &str, course: &Course, guests: &[String]) -> Line {
+fn line(name: &str, course: &SharingRun, guests: &[String]) -> Line {
     let point = |tick: &Tick| Some((tick.at_s, allocated_mib(tick, guests)?));
     Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
 }

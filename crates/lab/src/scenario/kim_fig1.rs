@@ -52,14 +52,14 @@ const CPU: usize = 0;
 const PI: usize = 0;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum SizingArm {
     Ours,
     Kernel,
 }
 
 /// Results of one case.
 struct Case {
-    way: Way,
+    way: SizingArm,
     rate: Option<u32>,
     /// Extra time of pi.
     overhead: f64,
@@ -68,7 +68,7 @@ struct Case {
 }
 
 /// Scanning in progress, on pi's CPU.
-enum At {
+enum SizingPhase {
     Ours(Merger),
     Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
 }
@@ -79,7 +79,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut cases = Vec::new();
     for round in 0..ROUNDS {
         for rate in RATES {
-            for way in [Way::Ours, Way::Kernel] {
+            for way in [SizingArm::Ours, SizingArm::Kernel] {
                 let case = case(context, context.seed + round, way, rate)?;
                 context.say(&case.in_words());
                 cases.push(case);
@@ -91,7 +91,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn case(context: &Context, seed: u64, way: Way, rate: Option<u32>) -> Result<Case, LabError> {
+fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Result<Case, LabError> {
     let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
     let guest = |name: &str, work: &str, cpu: usize| MachineSpec {
         seed,
@@ -113,8 +113,12 @@ fn case(context: &Context, seed: u64, way: Way, rate: Option<u32>) -> Result<Cas
     let mut pairs = Pairs::default();
     pairs.add_without(speed(&lab)?);
     let at = match way {
-        Way::Ours => At::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?),
-        Way::Kernel => At::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?),
+        SizingArm::Ours => {
+            SizingPhase::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?)
+        }
+        SizingArm::Kernel => {
+            SizingPhase::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?)
+        }
     };
     let (began, before) = (Instant::now(), cpu_s(&at, &others)?);
     pairs.add_with(speed(&lab)?);
@@ -132,14 +136,14 @@ fn speed(lab: &Lab) -> Result<f64, LabError> {
 }
 
 /// CPU time that scanning has taken so far.
-fn cpu_s(at: &At, others: &[u32]) -> Result<f64, LabError> {
+fn cpu_s(at: &SizingPhase, others: &[u32]) -> Result<f64, LabError> {
     match at {
-        At::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),
-        At::Kernel(_) => Ksm::cpu_s(),
+        SizingPhase::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),
+        SizingPhase::Kernel(_) => Ksm::cpu_s(),
     }
 }
 
-impl Way {
+impl SizingArm {
     fn name(self) -> &'static str {
         match self {
             Self::Ours => "ours",
@@ -165,14 +169,14 @@ fn named(rate: Option<u32>) -> String {
 }
 
 /// The median over the rounds.
-fn median_of(cases: &[Case], way: Way, rate: Option<u32>, what: fn(&Case) -> f64) -> Median {
+fn median_of(cases: &[Case], way: SizingArm, rate: Option<u32>, what: fn(&Case) -> f64) -> Median {
     let same = cases.iter().filter(|case| (case.way, case.rate) == (way, rate));
     Median::of(same.map(what).collect())
 }
 
 fn figures(context: &Context, cases: &[Case]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
-    for way in [Way::Ours, Way::Kernel] {
+    for way in [SizingArm::Ours, SizingArm::Kernel] {
         for rate in RATES {
             let overhead = median_of(cases, way, rate, |case| case.overhead);
             let cpus = median_of(cases, way, rate, |case| case.cpus);
@@ -190,7 +194,7 @@ fn figures(context: &Context, cases: &[Case]) -> Figures {
 }
 
 fn page(cases: &[Case]) -> Page {
-    let line = |way: Way, what: fn(&Case) -> f64| Line {
+    let line = |way: SizingArm, what: fn(&Case) -> f64| Line {
         name: way.name().to_owned(),
         points: RATES
             .iter()
@@ -198,7 +202,7 @@ fn page(cases: &[Case]) -> Page {
             .collect(),
     };
     let chart = |unit, what: fn(&Case) -> f64| {
-        let lines = vec![line(Way::Ours, what), line(Way::Kernel, what)];
+        let lines = vec![line(SizingArm::Ours, what), line(SizingArm::Kernel, what)];
         Chart { unit, across: "pages/ms", is_log: false, lines, marks: Vec::new() }
     };
     let mut page = Page::default();

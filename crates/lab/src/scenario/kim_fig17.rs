@@ -12,7 +12,7 @@ use model::{Bytes, DiskReading};
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet::HARD_DISK_IOPS;
-use crate::kim::course::{self, Course};
+use crate::kim::course::{self, SharingRun};
 use crate::kim::jobs::{self, Job, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::ADAPTIVE_CSD;
 use crate::kim::trial::middle;
@@ -61,7 +61,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// The guest's course, and the readings of its disk.
-fn course(context: &Context, job: Job, lent: Bytes) -> Result<(Course, DiskReading), LabError> {
+fn course(context: &Context, job: Job, lent: Bytes) -> Result<(SharingRun, DiskReading), LabError> {
     let dir = context.dir.with_extension("swap");
     let read_delay_us = 1_000_000 / HARD_DISK_IOPS;
     let disk = Disk { size: SWAP, read_delay_us, lent, cache: false };

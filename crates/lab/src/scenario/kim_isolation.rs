@@ -17,7 +17,7 @@ use model::{Bytes, VmName};
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
-use crate::kim::course::{self, Course, Tick};
+use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, Job, MASTER, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::ADAPTIVE_CSD;
 use crate::kim::trial::geometric_mean;
@@ -62,8 +62,8 @@ const OTHERS: usize = 2;
 struct Pair {
     job: &'static str,
     guests: Vec<MachineSpec>,
-    group: Course,
-    system: Course,
+    group: SharingRun,
+    system: SharingRun,
 }
 
 fn run_hog(context: &Context) -> Result<Figures, LabError> {
@@ -105,7 +105,7 @@ fn run_busy(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(BUSY.name, 1);
     add_speeds(&mut figures, &pairs, "below 1: the others' surplus stays theirs");
     add_others(&mut figures, &pairs, "1: they need no memory");
-    let beyond = |course: fn(&Pair) -> &Course| {
+    let beyond = |course: fn(&Pair) -> &SharingRun| {
         let of = |pair: &Pair| pair.beyond_mib(course(pair), FIRST);
         pairs.iter().map(of).fold(f64::NAN, f64::max)
     };
@@ -119,7 +119,7 @@ fn run_busy(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// The most that the other group occupied beyond what it pays for, in MiB.
-fn most(pairs: &[Pair], course: fn(&Pair) -> &Course) -> f64 {
+fn most(pairs: &[Pair], course: fn(&Pair) -> &SharingRun) -> f64 {
     let beyond = |pair: &Pair| pair.beyond_mib(course(pair), SECOND);
     pairs.iter().map(beyond).fold(f64::NAN, f64::max)
 }
@@ -181,7 +181,7 @@ impl Pair {
     /// The most that one of the two groups occupied beyond its own memory, in MiB; NaN when the
     /// memory of all its guests was never known. A group's own memory is what it occupied first,
     /// page tables included, but no less than what it pays for.
-    fn beyond_mib(&self, course: &Course, group: &str) -> f64 {
+    fn beyond_mib(&self, course: &SharingRun, group: &str) -> f64 {
         let members = self.guests.iter().filter(|guest| guest.group == group);
         let budget = members.map(|guest| guest.memory_base).sum::<Bytes>().as_mib();
         let mut used = course.ticks.iter().filter_map(|tick| self.used_mib(tick, group));
@@ -200,7 +200,7 @@ impl Pair {
     }
 
     /// Memory that one of the two groups occupied over time.
-    fn line(&self, name: &str, course: &Course, group: &str) -> Line {
+    fn line(&self, name: &str, course: &SharingRun, group: &str) -> Line {
         let point = |tick: &Tick| Some((tick.at_s, self.used_mib(tick, group)?));
         Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
     }

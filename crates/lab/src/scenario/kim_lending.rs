@@ -14,7 +14,7 @@ use model::{DedupSpec, GroupName, Policy};
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
-use crate::kim::course::{self, Course, Tick};
+use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, LATER, RECORDS};
 use crate::kim::setting::{Setting, settings};
 use crate::kim::trial::geometric_mean;
@@ -40,23 +40,23 @@ const A: &str = "a";
 const B: &str = "b";
 
 /// The groups of A's and B's guests, and whether groups lend.
-struct Way {
+struct LendingArm {
     name: &'static str,
     groups: [&'static str; 2],
     lend: bool,
 }
 
-const GRP: Way = Way { name: "grp", groups: [A, B], lend: false };
-const GRP_M: Way = Way { name: "grp_m", groups: [A, B], lend: true };
-const NOGRP: Way = Way { name: "nogrp", groups: ["all", "all"], lend: false };
+const GRP: LendingArm = LendingArm { name: "grp", groups: [A, B], lend: false };
+const GRP_M: LendingArm = LendingArm { name: "grp_m", groups: [A, B], lend: true };
+const NOGRP: LendingArm = LendingArm { name: "nogrp", groups: ["all", "all"], lend: false };
 
 /// A course, with the names of the guests of A and of B.
-struct Outcome {
-    course: Course,
+struct LendingResult {
+    course: SharingRun,
     guests: [Vec<String>; 2],
 }
 
-fn outcome(context: &Context, way: &Way) -> Result<Outcome, LabError> {
+fn outcome(context: &Context, way: &LendingArm) -> Result<LendingResult, LabError> {
     let [a, b] = way.groups;
     let of_a = jobs::group(a, &[LATER; 3], context.seed);
     let of_b = jobs::group(b, &[RECORDS; 2], context.seed + of_a.len() as u64);
@@ -68,10 +68,10 @@ fn outcome(context: &Context, way: &Way) -> Result<Outcome, LabError> {
     let course =
         course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, Duration::ZERO, WINDOW)?;
     context.say(&course.in_words());
-    Ok(Outcome { course, guests })
+    Ok(LendingResult { course, guests })
 }
 
-impl Outcome {
+impl LendingResult {
     /// The speeds of the guests of A, in their second job, and of B: the geometric mean over each
     /// group.
     fn speeds(&self) -> [f64; 2] {
@@ -149,7 +149,7 @@ fn run_memory(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// Adds the most that was lent, and the time until it came back when A needed it.
-fn add_loan(figures: &mut Figures, outcome: &Outcome) {
+fn add_loan(figures: &mut Figures, outcome: &LendingResult) {
     let most = outcome.most_lent();
     let figure = Figure::new(most, "MiB", "the most at once").target(Target::AtLeast(10.0));
     figures.add("lent_most", figure);
@@ -167,7 +167,7 @@ fn add_loan(figures: &mut Figures, outcome: &Outcome) {
 }
 
 /// Memory that these guests may use together, over time.
-fn allocated(name: &str, course: &Course, guests: &[String]) -> Line {
+fn allocated(name: &str, course: &SharingRun, guests: &[String]) -> Line {
     let held =
         |tick: &Tick| guests.iter().map(|guest| tick.allocated_mib(guest)).sum::<Option<f64>>();
     let points = course.ticks.iter().filter_map(|tick| Some((tick.at_s, held(tick)?)));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
-use crate::kim::course::{self, Course, Tick};
+use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, SORT};
 use crate::kim::setting::CONTROLLERS;
 use crate::kim::trial::GROUP;
@@ -44,7 +44,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn add_figures(figures: &mut Figures, courses: &[(&str, Course)]) {
+fn add_figures(figures: &mut Figures, courses: &[(&str, SharingRun)]) {
     for (when, seconds) in [("early", EARLY_S), ("late", LATE_S)] {
         let mut rates = Vec::new();
         for (name, course) in courses {
@@ -68,13 +68,13 @@ fn add_figures(figures: &mut Figures, courses: &[(&str, Course)]) {
 }
 
 /// The mean over the seconds in which the daemon answered.
-fn mean_rate(course: &Course, seconds: &std::ops::Range<f64>) -> f64 {
+fn mean_rate(course: &SharingRun, seconds: &std::ops::Range<f64>) -> f64 {
     let ticks = course.ticks.iter().filter(|tick| seconds.contains(&tick.at_s));
     let rates: Vec<f64> = ticks.map(|tick| tick.scan_rate(GROUP)).collect();
     rates.iter().sum::<f64>() / rates.len() as f64
 }
 
-fn page(mix: &[MachineSpec], courses: &[(&str, Course)]) -> Page {
+fn page(mix: &[MachineSpec], courses: &[(&str, SharingRun)]) -> Page {
     let total = |of: fn(&Tick, &str) -> Option<f64>| {
         move |tick: &Tick| mix.iter().filter_map(|guest| of(tick, &guest.name)).sum::<f64>()
     };

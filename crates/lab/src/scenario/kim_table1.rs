@@ -46,30 +46,30 @@ const LOOK_LIMIT: Duration = Duration::from_secs(25);
 struct Mix {
     name: &'static str,
     work: [&'static str; 2],
-    paper: Row,
+    paper: SharingRow,
 }
 
 /// The result of each grouping.
-struct Row {
-    system: Shared,
-    group: Shared,
-    vm: Shared,
+struct SharingRow {
+    system: SharedPages,
+    group: SharedPages,
+    vm: SharedPages,
 }
 
-impl Row {
-    fn cases(&self) -> [(&'static str, &Shared); 3] {
+impl SharingRow {
+    fn cases(&self) -> [(&'static str, &SharedPages); 3] {
         [("system", &self.system), ("group", &self.group), ("vm", &self.vm)]
     }
 }
 
 /// The result of one grouping, in MiB (in the paper: MB).
-struct Shared {
+struct SharedPages {
     /// Without pages of zeros.
     saved: f64,
     zeros: f64,
 }
 
-impl Shared {
+impl SharedPages {
     /// From the paper's form: the total, and the part that is zeros.
     const fn printed(all: f64, zeros: f64) -> Self {
         Self { saved: all - zeros, zeros }
@@ -80,28 +80,28 @@ const MIXES: [Mix; 3] = [
     Mix {
         name: "idle_idle",
         work: ["idle", "idle"],
-        paper: Row {
-            system: Shared::printed(1761.0, 187.0),
-            group: Shared::printed(1500.0, 184.0),
-            vm: Shared::printed(222.0, 181.0),
+        paper: SharingRow {
+            system: SharedPages::printed(1761.0, 187.0),
+            group: SharedPages::printed(1500.0, 184.0),
+            vm: SharedPages::printed(222.0, 181.0),
         },
     },
     Mix {
         name: "pi_pi",
         work: ["pi", "pi"],
-        paper: Row {
-            system: Shared::printed(3384.0, 1490.0),
-            group: Shared::printed(2757.0, 1492.0),
-            vm: Shared::printed(1611.0, 1471.0),
+        paper: SharingRow {
+            system: SharedPages::printed(3384.0, 1490.0),
+            group: SharedPages::printed(2757.0, 1492.0),
+            vm: SharedPages::printed(1611.0, 1471.0),
         },
     },
     Mix {
         name: "pi_graph",
         work: ["pi", "graph --mb 24"],
-        paper: Row {
-            system: Shared::printed(2399.0, 740.0),
-            group: Shared::printed(2128.0, 739.0),
-            vm: Shared::printed(835.0, 723.0),
+        paper: SharingRow {
+            system: SharedPages::printed(2399.0, 740.0),
+            group: SharedPages::printed(2128.0, 739.0),
+            vm: SharedPages::printed(835.0, 723.0),
         },
     },
 ];
@@ -110,7 +110,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     for mix in &MIXES {
         let all = 2 * GUESTS_OF_GROUP;
-        let row = Row {
+        let row = SharingRow {
             system: shared(context, mix, all)?,
             group: shared(context, mix, GUESTS_OF_GROUP)?,
             vm: shared(context, mix, 1)?,
@@ -121,7 +121,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// Memory shared when each engine has `together` guests.
-fn shared(context: &Context, mix: &Mix, together: usize) -> Result<Shared, LabError> {
+fn shared(context: &Context, mix: &Mix, together: usize) -> Result<SharedPages, LabError> {
     let guest = |number: usize| {
         let group = number / GUESTS_OF_GROUP;
         MachineSpec {
@@ -154,14 +154,14 @@ fn shared(context: &Context, mix: &Mix, together: usize) -> Result<Shared, LabEr
 }
 
 /// The saving when nothing more is found.
-fn until_quiet(engines: &[Merger]) -> Result<Shared, LabError> {
+fn until_quiet(engines: &[Merger]) -> Result<SharedPages, LabError> {
     let began = Instant::now();
     let mut last_change = (Instant::now(), 0.0);
     loop {
         interrupt::sleep(LOOK_EVERY)?;
         let readings: Vec<Reading> = engines.iter().flat_map(Merger::readings).collect();
         let sum = |what: fn(&Reading) -> Bytes| readings.iter().map(what).sum::<Bytes>().as_mib();
-        let shared = Shared { saved: sum(|of| of.saved), zeros: sum(|of| of.dropped) };
+        let shared = SharedPages { saved: sum(|of| of.saved), zeros: sum(|of| of.dropped) };
         if (shared.saved - last_change.1).abs() > LITTLE {
             last_change = (Instant::now(), shared.saved);
         }
@@ -171,18 +171,18 @@ fn until_quiet(engines: &[Merger]) -> Result<Shared, LabError> {
     }
 }
 
-fn add(figures: &mut Figures, mix: &Mix, row: &Row) {
+fn add(figures: &mut Figures, mix: &Mix, row: &SharingRow) {
     for ((name, shared), (_, paper)) in row.cases().into_iter().zip(mix.paper.cases()) {
-        let apart = |shared: &Shared| format!("{:.0} of zeros apart", shared.zeros);
+        let apart = |shared: &SharedPages| format!("{:.0} of zeros apart", shared.zeros);
         let paper = format!("{:.0} MB, {}", paper.saved, apart(paper));
         let figure = Figure::new(shared.saved, "MiB", apart(shared)).paper(paper);
         figures.add(&format!("shared_{}_{name}", mix.name), figure);
     }
     for ((name, shared), (_, paper)) in row.cases().into_iter().zip(mix.paper.cases()).skip(1) {
-        let percent = |part: &Shared, all: &Shared, of: fn(&Shared) -> f64| {
+        let percent = |part: &SharedPages, all: &SharedPages, of: fn(&SharedPages) -> f64| {
             format!("{:.1} %", (1.0 - of(part) / of(all)) * 100.0)
         };
-        let with_zeros = |shared: &Shared| shared.saved + shared.zeros;
+        let with_zeros = |shared: &SharedPages| shared.saved + shared.zeros;
         let note = format!(
             "what is lost to sharing system-wide, zeros apart; {} with them",
             percent(shared, &row.system, with_zeros)

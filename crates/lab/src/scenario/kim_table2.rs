@@ -18,7 +18,7 @@ use pageserver::layers::memory::Memory;
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
-use crate::kim::course::{self, Course};
+use crate::kim::course::{self, SharingRun};
 use crate::kim::jobs::{self, Job, PI};
 use crate::kim::setting::{BASELINE, POLICIES, Setting};
 use crate::lab::{Lab, LabError};
@@ -46,16 +46,17 @@ const GIVEN_BACK: Bytes = Bytes::mib(1024);
 const ROUNDS: u32 = 3;
 
 /// A setting, and whether the disk has a cache under it.
-struct Way {
+struct PolicyArm {
     name: String,
     setting: Setting,
     cache: bool,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let plain = |setting: Setting| Way { name: setting.name.to_owned(), setting, cache: false };
+    let plain =
+        |setting: Setting| PolicyArm { name: setting.name.to_owned(), setting, cache: false };
     let [_, _, demand] = POLICIES;
-    let cached = Way { name: "demand_cache".to_owned(), setting: demand, cache: true };
+    let cached = PolicyArm { name: "demand_cache".to_owned(), setting: demand, cache: true };
     let ways = [BASELINE].into_iter().chain(POLICIES).map(plain).chain([cached]);
     let mut seen = Vec::new();
     for way in ways {
@@ -77,7 +78,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn course(context: &Context, way: &Way) -> Result<Course, LabError> {
+fn course(context: &Context, way: &PolicyArm) -> Result<SharingRun, LabError> {
     let dir = context.dir.with_extension("disk");
     std::fs::create_dir_all(&dir)?;
     std::fs::write(RemoteSwap::file(&dir), content(context.seed))?;
@@ -103,7 +104,7 @@ fn content(seed: u64) -> Vec<u8> {
     words.collect()
 }
 
-fn add_figures(figures: &mut Figures, seen: &[(String, Course)]) {
+fn add_figures(figures: &mut Figures, seen: &[(String, SharingRun)]) {
     let speed = |name: &str| {
         let found = seen.iter().find(|(known, _)| known == name);
         found.map_or(f64::NAN, |(_, course)| course.speeds[0])
@@ -141,7 +142,7 @@ fn add_figures(figures: &mut Figures, seen: &[(String, Course)]) {
 }
 
 /// The cache's readings, by second.
-fn caches(course: &Course) -> impl Iterator<Item = (f64, &CacheReading)> {
+fn caches(course: &SharingRun) -> impl Iterator<Item = (f64, &CacheReading)> {
     course.ticks.iter().filter_map(|tick| {
         let cache = tick.case.view.caches.values().next()?;
         Some((tick.at_s, &cache.value))

@@ -21,7 +21,7 @@ use crate::interrupt;
 use crate::lab::LabError;
 use crate::meb::pairs::Median;
 use crate::program::Program;
-use crate::stress::link::{Link, LinkError};
+use crate::stress::link::{LinkError, StressLink};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "let-go",
@@ -90,7 +90,7 @@ impl Waits {
         command: &str,
         undo: &str,
     ) -> Result<f64, LabError> {
-        let mut link = Link::greet(program.pid()).map_err(of_shim)?;
+        let mut link = StressLink::greet(program.pid()).map_err(of_shim)?;
         let tracking =
             Tracking { granule_pages, hot_set: None, sample: u32::MAX, max_traps_per_s: u32::MAX };
         link.ask(&Request::Track(tracking)).map_err(of_shim)?;

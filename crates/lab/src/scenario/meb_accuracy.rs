@@ -48,14 +48,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 /// The way in which guests are tracked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum AccuracySource {
     /// By the shim's traps, in granules of 128 KiB.
     Traps,
     /// From outside, in single pages: nothing is loaded into QEMU but the tracer.
     Outside,
 }
 
-impl Source {
+impl AccuracySource {
     const fn granule_pages(self) -> u32 {
         match self {
             Self::Traps => 32,
@@ -111,7 +111,7 @@ struct Pair<T> {
 }
 
 /// Truth and estimate at one moment. Sizes are in bytes.
-struct Moment {
+struct AccuracySample {
     at_s: f64,
     /// The estimate is zero when it was not known.
     size: Pair<f64>,
@@ -129,7 +129,7 @@ struct Interval {
 /// All comparisons of one workload.
 pub(super) struct Row {
     pub(super) name: &'static str,
-    moments: Vec<Moment>,
+    moments: Vec<AccuracySample>,
     intervals: Vec<Interval>,
     /// The share of a vCPU that tracking took in its dearest half minute: the time for which it
     /// held the guest's threads, and CPU time of worker and shim.
@@ -141,10 +141,10 @@ pub(super) struct Row {
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let rows = compare_all(context, &ALL, Source::Traps, false)?;
+    let rows = compare_all(context, &ALL, AccuracySource::Traps, false)?;
     let out: Vec<Workload> = ALL.into_iter().filter(|it| OUT.contains(&it.name)).collect();
     let zram = Zram::new(ZRAM)?;
-    let rows_out = compare_all(context, &out, Source::Traps, true)?;
+    let rows_out = compare_all(context, &out, AccuracySource::Traps, true)?;
     drop(zram);
     let mut figures = figures(context, &rows);
     add_out(&mut figures, &rows_out);
@@ -158,7 +158,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 pub(super) fn compare_all(
     context: &Context,
     workloads: &[Workload],
-    source: Source,
+    source: AccuracySource,
     is_out: bool,
 ) -> Result<Vec<Row>, LabError> {
     let mut rows = Vec::new();
@@ -184,7 +184,7 @@ pub(super) fn compare_all(
 fn compare(
     context: &Context,
     workloads: &[Workload],
-    source: Source,
+    source: AccuracySource,
     is_out: bool,
 ) -> Result<Vec<Row>, LabError> {
     let traced = |(place, workload): (usize, &Workload)| MachineSpec {
@@ -264,8 +264,8 @@ fn moments(
     machine: &Machine,
     record: &Record,
     from_us: u64,
-    source: Source,
-) -> Result<Vec<Moment>, LabError> {
+    source: AccuracySource,
+) -> Result<Vec<AccuracySample>, LabError> {
     let definition = Definition {
         granule_pages: source.granule_pages(),
         time_constant: pages::probe::AGEING,
@@ -277,7 +277,7 @@ fn moments(
         truth.advance_to(seen.at_us)?;
         let exact = truth.exact();
         let estimated = seen.tracking.working_set.unwrap_or_default();
-        moments.push(Moment {
+        moments.push(AccuracySample {
             at_s: (seen.at_us - from_us) as f64 / 1e6,
             size: Pair { exact: exact.working_set_size().0 as f64, estimated: estimated.0 as f64 },
             curve: Pair { exact: exact.curve(), estimated: seen.curve.clone() },
@@ -295,7 +295,7 @@ impl Pair<f64> {
 }
 
 impl Interval {
-    fn of(moments: &[Moment]) -> Self {
+    fn of(moments: &[AccuracySample]) -> Self {
         let size = Pair {
             exact: mean(moments.iter().map(|moment| moment.size.exact)),
             estimated: mean(moments.iter().map(|moment| moment.size.estimated)),
@@ -333,7 +333,7 @@ impl Row {
 
     /// The true curves at the intervals' ends, sizes in MiB.
     fn curves(&self) -> Value {
-        let curve = |moment: &Moment| {
+        let curve = |moment: &AccuracySample| {
             let curve = moment.curve.exact.resampled(POINTS);
             let rounded = |value: f64| (value * 1e3).round() / 1e3;
             let point =
@@ -463,9 +463,9 @@ pub(super) fn page(rows: &[Row]) -> Page {
 mod tests {
     use super::*;
 
-    fn moment(exact: f64, estimated: f64) -> Moment {
+    fn moment(exact: f64, estimated: f64) -> AccuracySample {
         let curve = Pair { exact: MissRatioCurve::unknown(), estimated: MissRatioCurve::unknown() };
-        Moment { at_s: 0.0, size: Pair { exact, estimated }, curve, references_per_s: 0.0 }
+        AccuracySample { at_s: 0.0, size: Pair { exact, estimated }, curve, references_per_s: 0.0 }
     }
 
     #[test]

@@ -92,7 +92,8 @@ fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabEr
 /// Leaves out samples in which the working set or the event is not known.
 fn samples(record: &Record, from_us: u64) -> Vec<Sample> {
     let seen = record.seen.iter().filter(|seen| seen.at_us >= from_us);
-    let known = |seen: &watch::Seen| Some((seen.tracking.working_set?.0 as f64, seen.event?));
+    let known =
+        |seen: &watch::TrackingSample| Some((seen.tracking.working_set?.0 as f64, seen.event?));
     let looks: Vec<(f64, f64)> = seen.filter_map(known).collect();
     let interval = |looks: &[(f64, f64)]| {
         let working_set = looks.iter().map(|look| look.0).sum::<f64>() / f64::from(LOOKS);

@@ -34,7 +34,7 @@ use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
-use crate::meb::modes::{self, CHANGE, Instrument, Schedule, Way};
+use crate::meb::modes::{self, CHANGE, Instrument, ModeArm, Schedule};
 use crate::meb::page::Page;
 use crate::meb::pairs::{Median, Pairs};
 use crate::meb::progress;
@@ -117,11 +117,11 @@ struct Bench<'a> {
     before: Vec<f64>,
     /// The last window without tracking, which is the neighbour of the next one with tracking,
     /// too.
-    latest: Window,
+    latest: OverheadWindow,
 }
 
 /// A stretch of time: each guest's speed, and the clocks at both ends.
-struct Window {
+struct OverheadWindow {
     rates: Vec<f64>,
     begin: Moment,
     end: Moment,
@@ -137,7 +137,7 @@ struct Measured {
     records: Vec<Record>,
 }
 
-impl Window {
+impl OverheadWindow {
     /// Skips `beginning` lines of each guest, then measures over `lines` lines.
     fn new(lab: &Lab, watches: &[Watch], beginning: usize, lines: usize) -> Result<Self, LabError> {
         progress::rates(lab, 0, beginning)?;
@@ -149,18 +149,18 @@ impl Window {
 
 impl<'a> Bench<'a> {
     fn start(lab: &'a Lab) -> Result<Self, LabError> {
-        let latest = Window::new(lab, &[], CHANGE, AROUND)?;
+        let latest = OverheadWindow::new(lab, &[], CHANGE, AROUND)?;
         Ok(Self { lab, before: latest.rates.clone(), latest })
     }
 
     /// Windows with and without tracking in turn. The last window of the way before is the first
     /// one without.
-    fn measure(&mut self, way: &Way) -> Result<Vec<Measured>, LabError> {
+    fn measure(&mut self, way: &ModeArm) -> Result<Vec<Measured>, LabError> {
         let mut all: Vec<Measured> = self.before.iter().map(|_| Measured::default()).collect();
         self.add_without(&mut all);
         for _ in 0..way.schedule.pairs {
             self.with(&mut all, way)?;
-            self.latest = Window::new(self.lab, &[], CHANGE, way.schedule.without)?;
+            self.latest = OverheadWindow::new(self.lab, &[], CHANGE, way.schedule.without)?;
             self.add_without(&mut all);
         }
         Ok(all)
@@ -179,7 +179,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn with(&self, all: &mut [Measured], way: &Way) -> Result<(), LabError> {
+    fn with(&self, all: &mut [Measured], way: &ModeArm) -> Result<(), LabError> {
         let track = |(place, machine): (usize, &crate::lab::Machine)| {
             let every = Duration::from_secs(1);
             Watch::start(machine.process().pid, way.settings, &cpu_of(place), every)
@@ -188,7 +188,7 @@ impl<'a> Bench<'a> {
         let watches = machines.map(track).collect::<Result<Vec<Watch>, _>>()?;
         watch::wait_until_tracked(self.lab, &watches)?;
         let Schedule { beginning, with, .. } = way.schedule;
-        let window = Window::new(self.lab, &watches, beginning, with)?;
+        let window = OverheadWindow::new(self.lab, &watches, beginning, with)?;
         for (place, (watch, measured)) in watches.into_iter().zip(all).enumerate() {
             let record = watch.stop()?;
             measured.pairs.add_with(window.rates[place] / (1.0 + unmade_updates(&record)));
@@ -207,7 +207,7 @@ fn unmade_updates(record: &Record) -> f64 {
 }
 
 impl Cell {
-    fn new(workload: &'static str, way: &Way, measured: &Measured) -> Self {
+    fn new(workload: &'static str, way: &ModeArm, measured: &Measured) -> Self {
         let records = &measured.records;
         let mean = |of: &dyn Fn(&Record) -> f64| {
             records.iter().map(of).sum::<f64>() / records.len() as f64
@@ -309,7 +309,7 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
 /// Normalised execution times, as in Table I.
 fn page(cells: &[Cell]) -> Page {
     let workloads: Vec<&str> = ALL[..WORKLOADS].iter().map(|workload| workload.name).collect();
-    let line = |way: &Way| Line {
+    let line = |way: &ModeArm| Line {
         name: way.name.to_owned(),
         points: cells
             .iter()
@@ -352,7 +352,7 @@ mod tests {
             let cost = model::tracking::TrackingCost { traps: 1000, ..Default::default() };
             let tracking = model::Tracking { cost, ..Default::default() };
             let curve = pages::curve::MissRatioCurve::unknown();
-            let seen = vec![watch::Seen { at_us: 0, tracking, curve, event: None }];
+            let seen = vec![watch::TrackingSample { at_us: 0, tracking, curve, event: None }];
             Record { seen, lasted: second, cpu: second / 2, lost, up_ratio: 1.0 }
         };
         assert!(unmade_updates(&record(0)).abs() < 1e-9);

@@ -66,17 +66,17 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 const WARM_UP: Duration = Duration::from_secs(15);
 
 /// One of the two arrays: one fits, one spills.
-struct Part {
+struct ArrayPart {
     name: &'static str,
     phases: &'static [(u32, u32)],
 }
 
-const PARTS: [Part; 2] =
-    [Part { name: "fits", phases: FITS }, Part { name: "spills", phases: SPILLS }];
+const PARTS: [ArrayPart; 2] =
+    [ArrayPart { name: "fits", phases: FITS }, ArrayPart { name: "spills", phases: SPILLS }];
 
 /// One second, in MiB.
 #[derive(Debug, Clone, Copy)]
-struct Second {
+struct ArraySecond {
     at_s: f64,
     known: f64,
     tracked: Option<f64>,
@@ -87,10 +87,10 @@ struct Second {
 
 /// A guest that is tracked, and its twin that is sampled.
 struct Twins {
-    part: &'static Part,
+    part: &'static ArrayPart,
     watch: Watch,
     peek: Peek,
-    seconds: Vec<Second>,
+    seconds: Vec<ArraySecond>,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -123,7 +123,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-impl Part {
+impl ArrayPart {
     fn tracked(&self) -> String {
         format!("{}-tracked", self.name)
     }
@@ -166,7 +166,7 @@ impl Twins {
         if began.elapsed() >= WARM_UP && began.elapsed() < self.part.length() {
             let seen = self.watch.latest();
             let estimate = seen.and_then(|seen| seen.tracking.working_set).map(Bytes::as_mib);
-            self.seconds.push(Second {
+            self.seconds.push(ArraySecond {
                 at_s: began.elapsed().as_secs_f64(),
                 known,
                 tracked: estimate,
@@ -252,7 +252,7 @@ fn figures(context: &Context, all: &[Twins]) -> Figures {
 fn page(all: &[Twins]) -> Page {
     let mut page = Page::default();
     for twins in all {
-        let line = |name: &str, value: &dyn Fn(&Second) -> Option<f64>| Line {
+        let line = |name: &str, value: &dyn Fn(&ArraySecond) -> Option<f64>| Line {
             name: name.to_owned(),
             points: twins.seconds.iter().filter_map(|s| Some((s.at_s, value(s)?))).collect(),
         };

@@ -14,7 +14,7 @@ use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::LabError;
 use crate::meb::page::Page;
-use crate::overload::{self, PROMISED, Remedy, Seen, Threshold};
+use crate::overload::{self, OverloadSample, PROMISED, Remedy, Threshold};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-fig8",
@@ -51,7 +51,7 @@ pub(super) fn trials(
     context: &Context,
     bursts: &[u64],
     ways: &[(&str, Remedy)],
-) -> Result<Vec<Vec<Seen>>, LabError> {
+) -> Result<Vec<Vec<OverloadSample>>, LabError> {
     let mut all = Vec::new();
     let mut table = format!(
         "{:<11}{:>7}{:>12}{:>14}{:>13}{:>13}{:>11}{:>7}\n",
@@ -84,7 +84,7 @@ pub(super) fn trials(
 }
 
 /// Answers over time, the longest burst first.
-pub(super) fn plot(bursts: &[u64], ways: &[(&str, Remedy)], all: &[Vec<Seen>]) -> Page {
+pub(super) fn plot(bursts: &[u64], ways: &[(&str, Remedy)], all: &[Vec<OverloadSample>]) -> Page {
     let mut page = Page::default();
     for (seconds, seen) in bursts.iter().zip(all).rev() {
         let lines = ways
@@ -104,19 +104,20 @@ pub(super) fn mib(size: model::Bytes) -> f64 {
     size.0 as f64 / f64::from(1 << 20)
 }
 
-fn figures(context: &Context, all: &[Vec<Seen>]) -> Figures {
+fn figures(context: &Context, all: &[Vec<OverloadSample>]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let loss = |seen: &[Seen], way: usize| 1.0 - seen[way].answered / seen[MEMORY].answered;
+    let loss =
+        |seen: &[OverloadSample], way: usize| 1.0 - seen[way].answered / seen[MEMORY].answered;
     // NaN is the worst.
     let worse = |one: f64, other: f64| if other.is_nan() || other > one { other } else { one };
-    let worst = |of: &dyn Fn(&[Seen]) -> f64| {
+    let worst = |of: &dyn Fn(&[OverloadSample]) -> f64| {
         all.iter().map(|seen| of(seen)).fold(f64::NEG_INFINITY, worse)
     };
     let percent = |way: usize| worst(&|seen| loss(seen, way) * 100.0);
     let note = "answers fewer than with enough memory, the worst burst length";
     let ours = Figure::new(percent(OVERBOOK), "%", note).target(Target::AtMost(8.0));
     figures.add("loss_max", ours.paper("8 %"));
-    let slow = |seen: &[Seen]| {
+    let slow = |seen: &[OverloadSample]| {
         let limit = f64::max(1_000.0, 2.0 * seen[MEMORY].response_ms);
         seen[OVERBOOK].response_ms / limit
     };
@@ -131,7 +132,7 @@ fn figures(context: &Context, all: &[Vec<Seen>]) -> Figures {
         let ms = worst(&|seen| seen[way].response_ms);
         figures.add(&format!("response_ms_{name}"), Figure::new(ms, "ms", "mean, worst"));
     }
-    let mixed = |of: &dyn Fn(&Seen) -> f64, way: usize| -> f64 {
+    let mixed = |of: &dyn Fn(&OverloadSample) -> f64, way: usize| -> f64 {
         BURSTS.iter().zip(all).map(|((_, share), seen)| share * of(&seen[way])).sum()
     };
     let traffic = |way| mixed(&|seen| mib(seen.traffic), way);

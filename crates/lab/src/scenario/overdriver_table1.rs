@@ -22,7 +22,7 @@ use crate::hosts::Hosts;
 use crate::interrupt;
 use crate::lab::LabError;
 use crate::nbd_load::{Address, Load, raw_round_trips};
-use crate::nbd_servers::{Running, Slow, Way};
+use crate::nbd_servers::{Running, Slow, Transport};
 use crate::recording::median;
 use crate::remote_swap::{Disk, RemoteSwap, near_share};
 
@@ -48,7 +48,7 @@ const STATED: Slow = Slow { read_us: 388, ns_per_byte: 15.37 };
 
 /// Measurements of one round.
 #[derive(Clone, Copy)]
-struct Round {
+struct LengthRound {
     read_mb_s: f64,
     write_mb_s: f64,
     read_us: f64,
@@ -74,15 +74,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut network = Load::connect(&Address::Unix(socket), export)?;
     network.fill()?;
     let own = tempfile::tempdir()?;
-    let mut stated = Running::ours(Way::Unix, &[], own.path(), SIZE.0 >> 20, STATED)?;
-    let mut tcp = Running::ours(Way::Tcp, &[], own.path(), SIZE.0 >> 20, Slow::default())?;
+    let mut stated = Running::ours(Transport::Unix, &[], own.path(), SIZE.0 >> 20, STATED)?;
+    let mut tcp = Running::ours(Transport::Tcp, &[], own.path(), SIZE.0 >> 20, Slow::default())?;
     let before = swap.status().unwrap_or_default();
     let mut rounds = Vec::new();
     for n in 0..ROUNDS {
         context.say(&format!("Round {} of {ROUNDS} ...", n + 1));
         let seed = context.seed + u64::from(n);
         let raw = raw_round_trips(TIME, &[])?.per_s;
-        rounds.push(Round {
+        rounds.push(LengthRound {
             read_mb_s: network.stream(Command::Read, STREAM, SIZE.0)?,
             write_mb_s: network.stream(Command::Write, STREAM, SIZE.0)?,
             read_us: network.measure(Command::Read, 1, TIME, seed)?.p50_us,
@@ -99,9 +99,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures(context, &rounds, near))
 }
 
-fn figures(context: &Context, rounds: &[Round], near: f64) -> Figures {
+fn figures(context: &Context, rounds: &[LengthRound], near: f64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, ROUNDS);
-    let of = |what: fn(&Round) -> f64| median(rounds.iter().map(what));
+    let of = |what: fn(&LengthRound) -> f64| median(rounds.iter().map(what));
     let mut add =
         |name: &str, value: f64, unit: &'static str, note: &str, more: (Option<Target>, &str)| {
             let mut figure = Figure::new(value, unit, note.to_owned());

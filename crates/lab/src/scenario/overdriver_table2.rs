@@ -11,7 +11,7 @@ use super::overdriver_fig8::{PAPERS, mib, plot, trials};
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::LabError;
-use crate::overload::{Remedy, Seen, Threshold, asked};
+use crate::overload::{OverloadSample, Remedy, Threshold, asked};
 
 pub(super) const TABLE_2: Scenario = Scenario {
     name: "overdriver-table2",
@@ -43,7 +43,7 @@ fn table_2(context: &Context) -> Result<Figures, LabError> {
     let seen = &all[0];
     let mut figures = context.figures(TABLE_2.name, 1);
     let (fixed, learned) = (&seen[FIXED], &seen[LEARNED]);
-    let mut ratio = |name: &str, of: &dyn Fn(&Seen) -> f64, what: &str| {
+    let mut ratio = |name: &str, of: &dyn Fn(&OverloadSample) -> f64, what: &str| {
         let note = format!("{what}, with the learned threshold to 120 s");
         let figure = Figure::new(of(learned) / of(fixed), "ratio", note);
         figures.add(name, figure.target(Target::Below(1.0)));

@@ -44,18 +44,19 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// A part that can die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum KillTarget {
     Disks,
     Repository,
     Network,
     Daemon,
 }
 
-const PARTS: [Part; 4] = [Part::Disks, Part::Repository, Part::Network, Part::Daemon];
+const PARTS: [KillTarget; 4] =
+    [KillTarget::Disks, KillTarget::Repository, KillTarget::Network, KillTarget::Daemon];
 
 /// Totals over the run.
 #[derive(Default)]
-struct Toll {
+struct ServerKills {
     kills: u32,
     io_errors: u32,
     slowest: Duration,
@@ -77,7 +78,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
     })?;
     let mut random = Random::new(context.seed);
-    let mut toll = Toll::default();
+    let mut toll = ServerKills::default();
     let pick = |random: &mut Random| PARTS[usize::try_from(random.between(0, 3)).unwrap_or(0)];
     while toll.kills < KILLS {
         let (first, second) = (pick(&mut random), pick(&mut random));
@@ -85,7 +86,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let parts = if is_pair { vec![first, second] } else { vec![first] };
         for part in &parts {
             // The process's counters die with it.
-            if *part == Part::Disks {
+            if *part == KillTarget::Disks {
                 toll.note(&swap);
             }
             kill(*part, &mut swap, &mut daemon, &mut lab)?;
@@ -116,7 +117,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures(context, &toll, bad_bytes, checked))
 }
 
-impl Toll {
+impl ServerKills {
     /// Adds the counters of the process that serves the disk.
     fn note(&mut self, swap: &RemoteSwap) {
         if let Some(repositories) = swap.status().and_then(|status| status.repositories) {
@@ -128,41 +129,42 @@ impl Toll {
 }
 
 /// Whether both parts can be dead at once: the network's death needs a live repository.
-fn can_both(first: Part, second: Part) -> bool {
+fn can_both(first: KillTarget, second: KillTarget) -> bool {
     let both = [first, second];
-    first != second && !(both.contains(&Part::Network) && both.contains(&Part::Repository))
+    first != second
+        && !(both.contains(&KillTarget::Network) && both.contains(&KillTarget::Repository))
 }
 
 fn kill(
-    part: Part,
+    part: KillTarget,
     swap: &mut RemoteSwap,
     daemon: &mut Daemon,
     lab: &mut Lab,
 ) -> Result<(), LabError> {
     match part {
-        Part::Disks => swap.kill_disks(),
-        Part::Repository => swap.kill_repository(),
-        Part::Network => swap.silence_repository(true),
-        Part::Daemon => daemon.kill(lab),
+        KillTarget::Disks => swap.kill_disks(),
+        KillTarget::Repository => swap.kill_repository(),
+        KillTarget::Network => swap.silence_repository(true),
+        KillTarget::Daemon => daemon.kill(lab),
     }
 }
 
 fn bring_back(
-    part: Part,
+    part: KillTarget,
     swap: &mut RemoteSwap,
     daemon: &mut Daemon,
     lab: &mut Lab,
 ) -> Result<(), LabError> {
     match part {
         // The process that keeps its sockets has restarted it already.
-        Part::Disks => Ok(()),
-        Part::Repository => swap.start_repository(),
-        Part::Network => swap.silence_repository(false),
-        Part::Daemon => daemon.restart(lab),
+        KillTarget::Disks => Ok(()),
+        KillTarget::Repository => swap.start_repository(),
+        KillTarget::Network => swap.silence_repository(false),
+        KillTarget::Daemon => daemon.restart(lab),
     }
 }
 
-fn figures(context: &Context, toll: &Toll, bad_bytes: u64, work: f64) -> Figures {
+fn figures(context: &Context, toll: &ServerKills, bad_bytes: u64, work: f64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, toll.kills);
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53, and zero is exact")]
     let count = |n: u64| n as f64;

@@ -23,7 +23,7 @@ use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
 use crate::lab::LabError;
 use crate::nbd_load::{Rate, raw_round_trips};
-use crate::nbd_servers::{Kind, Programs, Running, Way, certificates};
+use crate::nbd_servers::{Programs, Running, ServerKind, Transport, certificates};
 use crate::pinning;
 use crate::recording::median;
 
@@ -43,7 +43,7 @@ const SEALS: u32 = 20_000;
 /// One point of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Point {
-    way: Way,
+    way: Transport,
     command: Command,
     depth: u32,
 }
@@ -51,7 +51,7 @@ struct Point {
 /// One measurement of one server at one point.
 struct Measured {
     point: Point,
-    kind: Kind,
+    kind: ServerKind,
     rate: Rate,
     cpu_us: f64,
 }
@@ -63,8 +63,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut servers = Vec::new();
     let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
     let (client, server): (&[usize], &[usize]) = if has_two { (&[0], &[1]) } else { (&[], &[]) };
-    for way in Way::ALL {
-        for kind in Kind::ALL {
+    for way in Transport::ALL {
+        for kind in ServerKind::ALL {
             servers.push(Running::start((kind, way), &programs, server, dir.path(), SIZE_MIB)?);
         }
     }
@@ -95,11 +95,11 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// The point at which a read is compared with a round trip of as many bytes.
-const RAW: Point = Point { way: Way::Tcp, command: Command::Read, depth: 1 };
+const RAW: Point = Point { way: Transport::Tcp, command: Command::Read, depth: 1 };
 
 fn points() -> impl Iterator<Item = Point> {
     let of_way = |way| COMMANDS.into_iter().map(move |command| (way, command));
-    let all = Way::ALL.into_iter().flat_map(of_way);
+    let all = Transport::ALL.into_iter().flat_map(of_way);
     all.flat_map(|(way, command)| DEPTHS.map(|depth| Point { way, command, depth }))
 }
 
@@ -115,7 +115,7 @@ fn measure(server: &mut Running, point: Point, seed: u64) -> Result<Measured, La
 /// Values of a server at a point, one a round.
 fn values<'a>(
     all: &'a [Measured],
-    kind: Kind,
+    kind: ServerKind,
     point: Point,
     what: impl Fn(&Measured) -> f64 + 'a,
 ) -> impl Iterator<Item = f64> + 'a {
@@ -125,8 +125,8 @@ fn values<'a>(
 
 /// Ours divided by nbdkit's: the median of the ratios of all rounds.
 fn ratio(all: &[Measured], point: Point, what: impl Fn(&Measured) -> f64 + Copy) -> f64 {
-    let ours = values(all, Kind::Ours, point, what);
-    let theirs = values(all, Kind::Nbdkit, point, what);
+    let ours = values(all, ServerKind::Ours, point, what);
+    let theirs = values(all, ServerKind::Nbdkit, point, what);
     median(ours.zip(theirs).map(|(ours, theirs)| ours / theirs))
 }
 
@@ -137,12 +137,12 @@ fn add_figures(figures: &mut Figures, all: &[Measured], raw: &[f64]) {
         ratios.reduce(f64::min).unwrap_or(f64::NAN)
     };
     for (depth, target) in [(64, 3.0), (16, 1.5), (1, 1.0)] {
-        let by_unix = points().filter(|p| p.way == Way::Unix && p.depth == depth).collect();
+        let by_unix = points().filter(|p| p.way == Transport::Unix && p.depth == depth).collect();
         let note = "our requests/s to its, unix socket, the worse of reads and writes";
         let figure = Figure::new(least(by_unix), "ratio", note).target(Target::AtLeast(target));
         figures.add(&format!("vs_nbdkit_{depth}"), figure);
     }
-    let by_tls = points().filter(|p| p.way == Way::Tls).collect();
+    let by_tls = points().filter(|p| p.way == Transport::Tls).collect();
     let note = "the same by TLS, the worst of all depths";
     let figure = Figure::new(least(by_tls), "ratio", note).target(Target::AtLeast(1.0));
     figures.add("tls_vs_nbdkit", figure);
@@ -153,12 +153,12 @@ fn add_figures(figures: &mut Figures, all: &[Measured], raw: &[f64]) {
         let figure = Figure::new(worst, "ratio", note).target(Target::AtMost(1.0));
         figures.add("p99_vs_nbdkit", figure);
     }
-    let busy = points().filter(|p| p.way == Way::Unix && p.depth == 64);
-    let cpu = busy.map(|point| median(values(all, Kind::Ours, point, |m| m.cpu_us)));
+    let busy = points().filter(|p| p.way == Transport::Unix && p.depth == 64);
+    let cpu = busy.map(|point| median(values(all, ServerKind::Ours, point, |m| m.cpu_us)));
     let note = "our server's CPU time for a request, 64 under way, unix socket, the worse of two";
     let figure = Figure::new(cpu.fold(f64::NAN, f64::max), "us", note);
     figures.add("cpu_us", figure.target(Target::AtMost(1.5)));
-    let ours = values(all, Kind::Ours, RAW, per_s);
+    let ours = values(all, ServerKind::Ours, RAW, per_s);
     let ratios = raw.iter().zip(ours).map(|(raw, ours)| raw / ours);
     let note = "a read by TCP to a round trip of as many bytes through a thread that blocks";
     let figure = Figure::new(median(ratios), "ratio", note).target(Target::AtMost(1.5));
@@ -169,14 +169,14 @@ fn table(all: &[Measured]) -> String {
     let mut text =
         String::from("requests/s, p50/p99 in us, CPU time of the server in us/request\n");
     let _ = write!(text, "{:<14}", "");
-    for kind in Kind::ALL {
+    for kind in ServerKind::ALL {
         let _ = write!(text, "  {:>33}", kind.name());
     }
     for point in points() {
         let Point { way, command, depth } = point;
         let name = format!("{} {command:?} {depth}", way.name()).to_lowercase();
         let _ = write!(text, "\n{name:<14}");
-        for kind in Kind::ALL {
+        for kind in ServerKind::ALL {
             let of = |what: fn(&Measured) -> f64| median(values(all, kind, point, what));
             let (per_s, cpu_us) = (of(|m| m.rate.per_s), of(|m| m.cpu_us));
             let (p50, p99) = (of(|m| m.rate.p50_us), of(|m| m.rate.p99_us));

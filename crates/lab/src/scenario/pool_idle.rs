@@ -18,7 +18,7 @@ use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
-use crate::pool::{HOSTS, Pool, Settings};
+use crate::pool::{HOSTS, HostPool, PoolSettings};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "pool-idle",
@@ -41,7 +41,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     context.make_dir()?;
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
     let mut lab = Lab::start(&near, &context.provisions, std::slice::from_ref(&spec))?;
-    let settings = Settings {
+    let settings = PoolSettings {
         guest: GUEST,
         given,
         promised,
@@ -50,7 +50,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         pool: "",
         members: 1,
     };
-    let mut pool = Pool::new(&lab, &far, &settings)?;
+    let mut pool = HostPool::new(&lab, &far, &settings)?;
     pool.start(HOST)?;
     let begun = Instant::now();
     while !is_reported(&read(&pool)?) {
@@ -82,7 +82,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn read(pool: &Pool) -> Result<Snapshot, LabError> {
+fn read(pool: &HostPool) -> Result<Snapshot, LabError> {
     Ok(pool.snapshot().map_err(std::io::Error::other)?)
 }
 

@@ -58,7 +58,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let report_dir = lab.dir().join("log");
     lab.stop()?;
 
-    let outcome = Outcome { recording: &recording, observe_s, enforce_s, end_s };
+    let outcome = QuickstartResult { recording: &recording, observe_s, enforce_s, end_s };
     let mut figures = outcome.figures(context.figures(SCENARIO.name, 1), bad_bytes);
     let rows: Vec<Row> = fleet.iter().map(|spec| outcome.row(spec)).collect();
     let table = report::table(&rows);
@@ -69,14 +69,14 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 /// The recording, cut at the change of mode. Seconds in which a guest was silent count against
 /// Overbook: they are left out under `observe`, and count as no work under `enforce`.
-struct Outcome<'a> {
+struct QuickstartResult<'a> {
     recording: &'a Recording,
     observe_s: f64,
     enforce_s: f64,
     end_s: f64,
 }
 
-impl Outcome<'_> {
+impl QuickstartResult<'_> {
     fn before(&self, guest: &str) -> Vec<f64> {
         let moments = self.recording.between(guest, self.observe_s, self.enforce_s);
         moments.filter_map(|moment| moment.ops_per_s).collect()

@@ -28,7 +28,7 @@ use sys::memory_of::{Counters, Overhead};
 use sys::process::{Identity, Signal};
 
 use super::{Context, Scenario};
-use crate::daemon::{Daemon, Settings};
+use crate::daemon::{Daemon, DaemonSettings};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::interrupt;
@@ -63,7 +63,7 @@ const RATE: PagesPerMs = PagesPerMs(4);
 
 /// Results over the run.
 #[derive(Debug, Default)]
-struct Toll {
+struct ReadingCounts {
     /// Samples of VMs that the daemon showed.
     samples: u32,
     /// Of these, samples without a working set.
@@ -104,7 +104,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("idles", "idle --common-mb 24"),
     ];
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let settings = Settings {
+    let settings = DaemonSettings {
         mode: Mode::Enforce,
         dedup: DedupSpec::Fixed(RATE),
         free_pages: FreePagesSpec::Lazy,
@@ -121,7 +121,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     };
     let mut known: BTreeMap<VmName, Known> = lab.machines().iter().map(known).collect();
     let mut random = Random::new(context.seed);
-    let mut toll = Toll::default();
+    let mut toll = ReadingCounts::default();
     let until = Instant::now() + length;
     let mut kill_due = Instant::now();
     while Instant::now() < until {
@@ -181,7 +181,7 @@ impl Known {
         name: &VmName,
         (said, read): (Time, Time),
         budget: TrackingBudget,
-        toll: &mut Toll,
+        toll: &mut ReadingCounts,
     ) {
         if self.judged.replace(said) == Some(said) {
             return;
@@ -235,7 +235,7 @@ impl Known {
     }
 }
 
-fn figures(context: &Context, toll: &Toll, bad_bytes: u64) -> Figures {
+fn figures(context: &Context, toll: &ReadingCounts, bad_bytes: u64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let told = toll.samples.saturating_sub(toll.silent);
     let share = |count: u32, of: u32| f64::from(count) / f64::from(of.max(1));

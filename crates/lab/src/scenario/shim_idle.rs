@@ -46,7 +46,7 @@ const WITH: &str = "with";
 const WITHOUT: &str = "without";
 
 /// Results of one pair of guests.
-struct Pair {
+struct IdlePair {
     /// Extra time of the guest with the shim for each kind of work: 0.01 is one percent.
     slowdowns: [f64; KINDS.len()],
     boot_s_with: f64,
@@ -73,7 +73,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn pair(context: &Context, number: usize) -> Result<Pair, LabError> {
+fn pair(context: &Context, number: usize) -> Result<IdlePair, LabError> {
     let guest = |name: &str, place| MachineSpec {
         seed: context.seed,
         shim: name == WITH,
@@ -95,7 +95,7 @@ fn pair(context: &Context, number: usize) -> Result<Pair, LabError> {
     let boot_s = |place: usize| lab.machines()[place].boot_time().as_secs_f64();
     let (boot_s_with, boot_s_without) = (boot_s(with), boot_s(without));
     lab.stop()?;
-    Ok(Pair { slowdowns, boot_s_with, boot_s_without })
+    Ok(IdlePair { slowdowns, boot_s_with, boot_s_without })
 }
 
 fn place(lab: &Lab, name: &str) -> usize {
@@ -150,7 +150,7 @@ fn cpu_s(machine: &Machine) -> Result<f64, LabError> {
     Ok(cpu_s)
 }
 
-fn figures(context: &Context, pairs: &[Pair]) -> Figures {
+fn figures(context: &Context, pairs: &[IdlePair]) -> Figures {
     let runs = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
     let mut figures = context.figures(SCENARIO.name, runs);
     let medians = KINDS.iter().enumerate().map(|(kind, name)| (*name, median(pairs, kind)));
@@ -182,11 +182,11 @@ fn figures(context: &Context, pairs: &[Pair]) -> Figures {
     figures
 }
 
-fn median(pairs: &[Pair], kind: usize) -> Median {
+fn median(pairs: &[IdlePair], kind: usize) -> Median {
     Median::of(pairs.iter().map(|pair| pair.slowdowns[kind]).filter(|s| s.is_finite()).collect())
 }
 
-fn page(pairs: &[Pair]) -> Page {
+fn page(pairs: &[IdlePair]) -> Page {
     let line = |(kind, name): (usize, &&str)| {
         let points = pairs.iter().zip(0_u32..);
         let points = points.map(|(p, n)| (f64::from(n), (1.0 + p.slowdowns[kind]) * 100.0));

@@ -18,7 +18,7 @@ use crate::fleet;
 use crate::lab::{Lab, LabError};
 use crate::machine::{Direct, MachineSpec};
 use crate::random::Random;
-use crate::stress::{self, Outcome, Toll};
+use crate::stress::{self, FuzzerCounts, StressResult};
 use crate::swap_file::{SwapFile, Swapped};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -57,7 +57,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn torment_stand_in(
     context: &Context,
     duration: Duration,
-) -> Result<(Outcome, Option<f64>), LabError> {
+) -> Result<(StressResult, Option<f64>), LabError> {
     let mut lab = Lab::start(&context.dir, &context.provisions, &[])?;
     let dir = lab.dir().join("disks");
     let swap = SwapFile::new(&context.dir, SWAP);
@@ -75,7 +75,7 @@ fn torment_stand_in(
 struct Guests {
     bad_bytes: u64,
     longest_gap_ms: f64,
-    tolls: Vec<Toll>,
+    tolls: Vec<FuzzerCounts>,
 }
 
 fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabError> {
@@ -116,7 +116,7 @@ fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabEr
             })
             .collect();
         let moved = move_balloons(&lab, context.seed, until, &mut longest_gap_ms);
-        let tolls: Result<Vec<Toll>, LabError> =
+        let tolls: Result<Vec<FuzzerCounts>, LabError> =
             hands.into_iter().map(|hand| hand.join().unwrap_or_else(|_| Err(panicked()))).collect();
         moved.and(tolls)
     })?;
@@ -156,8 +156,8 @@ fn move_balloons(
     Ok(())
 }
 
-fn add_stand_in(figures: &mut Figures, outcome: &Outcome, swapped_mib: Option<f64>) {
-    let Outcome { report, words, toll, left } = outcome;
+fn add_stand_in(figures: &mut Figures, outcome: &StressResult, swapped_mib: Option<f64>) {
+    let StressResult { report, words, toll, left } = outcome;
     if !words.is_empty() {
         figures.preface = format!("The stand-in said:\n{words}\n");
     }
@@ -218,8 +218,8 @@ fn add_guests(figures: &mut Figures, guests: &Guests) {
 }
 
 /// Adds what the shims went through; complaints appear in full above the figures.
-fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[Toll]) {
-    let sum = |of: &dyn Fn(&Toll) -> u64| count(tolls.iter().map(of).sum());
+fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[FuzzerCounts]) {
+    let sum = |of: &dyn Fn(&FuzzerCounts) -> u64| count(tolls.iter().map(of).sum());
     for complaint in tolls.iter().flat_map(|toll| &toll.deeds.complaints) {
         figures.preface += &format!("complaint: {complaint}\n");
     }
@@ -251,7 +251,7 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[Toll]) {
     add("discarded", Figure::new(discarded, "pages", "discarded while out of reach"));
     add("releases", Figure::new(sum(&|toll| toll.deeds.releases), "count", "by the worker"));
     add("requests", Figure::new(sum(&|toll| toll.deeds.requests), "count", "to the shim"));
-    let longest = |of: &dyn Fn(&Toll) -> f64| tolls.iter().map(of).fold(0.0, f64::max);
+    let longest = |of: &dyn Fn(&FuzzerCounts) -> f64| tolls.iter().map(of).fold(0.0, f64::max);
     let wait_ms = longest(&|toll| {
         let waits = toll.deeds.counters.values().map(|counters| counters.longest_wait_ns);
         count(waits.max().unwrap_or(0)) / 1e6

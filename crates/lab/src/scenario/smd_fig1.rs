@@ -21,7 +21,7 @@ use pages::offline::{TableRef, hash, overlap};
 use super::{Context, Scenario};
 use crate::alike;
 use crate::cache::Cache;
-use crate::census::{self, Census, Kind};
+use crate::census::{self, Census, PageOwner};
 use crate::chart::{Chart, Line};
 use crate::debian::{self, Debian};
 use crate::figures::{Figure, Figures, Target};
@@ -57,13 +57,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(3);
 const MOST_LOOKS: u32 = 30;
 
 /// A page of a guest.
-struct Seen {
-    kind: Kind,
+struct SharingSample {
+    kind: PageOwner,
     hash: u128,
     frame: u64,
 }
 
-type Guest = Vec<Seen>;
+type Guest = Vec<SharingSample>;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let cache = Cache::open()?;
@@ -120,15 +120,15 @@ fn fleet(
 /// The number of its pages of each kind.
 fn in_words(guest: &Guest) -> String {
     let kinds = [
-        ("of code", Kind::Code),
-        ("of constants", Kind::Constant),
-        ("of data", Kind::Data),
-        ("of stacks", Kind::Stack),
-        ("of files", Kind::File),
-        ("of the kernel", Kind::System),
-        ("free", Kind::Free),
+        ("of code", PageOwner::Code),
+        ("of constants", PageOwner::Constant),
+        ("of data", PageOwner::Data),
+        ("of stacks", PageOwner::Stack),
+        ("of files", PageOwner::File),
+        ("of the kernel", PageOwner::System),
+        ("free", PageOwner::Free),
     ];
-    let count = |kind: Kind| guest.iter().filter(|page| page.kind == kind).count();
+    let count = |kind: PageOwner| guest.iter().filter(|page| page.kind == kind).count();
     kinds.map(|(name, kind)| format!("{name} {}", count(kind))).join(", ")
 }
 
@@ -141,7 +141,7 @@ fn when_merged(pids: &[u32], censuses: Vec<Census>) -> Result<Vec<Guest>, LabErr
             let pages = alike::pages(&[*pid])?;
             let seen = |page: &alike::GuestPage| {
                 let kind = census.kind_of(page.address)?;
-                Some(Seen { kind, hash: hash(&page.content), frame: page.frame })
+                Some(SharingSample { kind, hash: hash(&page.content), frame: page.frame })
             };
             guests.push(pages.iter().filter_map(seen).collect());
         }
@@ -164,7 +164,7 @@ struct Counted {
 }
 
 impl Counted {
-    fn of(guests: &[Guest], which: impl Fn(Kind) -> bool) -> Self {
+    fn of(guests: &[Guest], which: impl Fn(PageOwner) -> bool) -> Self {
         let (mut pages, mut contents, mut frames) = (0, HashSet::new(), HashSet::new());
         for page in guests.iter().flatten().filter(|page| which(page.kind)) {
             pages += 1;
@@ -189,7 +189,7 @@ fn ratio(part: usize, whole: usize) -> f64 {
 }
 
 /// Of two guests' pages of one kind: those that are in both, and all.
-fn in_both(one: &Guest, other: &Guest, kind: Kind) -> (usize, usize) {
+fn in_both(one: &Guest, other: &Guest, kind: PageOwner) -> (usize, usize) {
     let contents = |guest: &Guest| guest.iter().map(|page| page.hash).collect::<HashSet<_>>();
     let sides = [(one, contents(other)), (other, contents(one))];
     let (mut all, mut both) = (0, 0);
@@ -205,12 +205,12 @@ fn in_both(one: &Guest, other: &Guest, kind: Kind) -> (usize, usize) {
 /// Figure 1: two services, each in a guest of its own.
 fn by_segment(figures: &mut Figures, same: &[Guest]) {
     let kinds = [
-        ("identical_code", Kind::Code, "of executable segments"),
-        ("identical_constants", Kind::Constant, "of other segments, not written to"),
-        ("identical_data", Kind::Data, "of data: written, heap"),
-        ("identical_stack", Kind::Stack, "of stacks"),
-        ("identical_files", Kind::File, "of files that no program has mapped"),
-        ("identical_kernel", Kind::System, "of the kernel and the lab's programs"),
+        ("identical_code", PageOwner::Code, "of executable segments"),
+        ("identical_constants", PageOwner::Constant, "of other segments, not written to"),
+        ("identical_data", PageOwner::Data, "of data: written, heap"),
+        ("identical_stack", PageOwner::Stack, "of stacks"),
+        ("identical_files", PageOwner::File, "of files that no program has mapped"),
+        ("identical_kernel", PageOwner::System, "of the kernel and the lab's programs"),
     ];
     let mut code = f64::NAN;
     let mut others = Vec::new();
@@ -220,11 +220,11 @@ fn by_segment(figures: &mut Figures, same: &[Guest]) {
         let share = ratio(both, all);
         let mut figure = Figure::new(share, "ratio", note);
         match kind {
-            Kind::Code => {
+            PageOwner::Code => {
                 code = share;
                 figure = figure.paper("the highest of the three segments (no number)");
             }
-            Kind::Data | Kind::Stack => {
+            PageOwner::Data | PageOwner::Stack => {
                 others.push(share);
                 figure = figure.paper("low (no number)");
             }
@@ -240,7 +240,7 @@ fn by_segment(figures: &mut Figures, same: &[Guest]) {
 
 /// Figures 6 and 7, by the amount of sharing.
 fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
-    let programs = |guests: &[Guest]| Counted::of(guests, Kind::is_of_programs);
+    let programs = |guests: &[Guest]| Counted::of(guests, PageOwner::is_of_programs);
     for count in [SYSTEMS.len(), GUESTS] {
         for (name, guests) in [("same", same), ("different", different)] {
             let all = Counted::of(&guests[..count], |_| true);
@@ -321,7 +321,7 @@ fn by_times(figures: &mut Figures, same: &[Guest]) {
 
 fn page(same: &[Guest], different: &[Guest]) -> Page {
     let both = [("same system", same), ("different systems", different)];
-    let saved = |which: fn(Kind) -> bool| {
+    let saved = |which: fn(PageOwner) -> bool| {
         let line = |(name, guests): (&str, &[Guest])| Line {
             name: name.to_owned(),
             points: (1..=GUESTS)
@@ -343,7 +343,7 @@ fn page(same: &[Guest], different: &[Guest]) -> Page {
         Chart { unit: "% of frames", across: "times", is_log: false, lines, marks: Vec::new() };
     let mut page = Page::default();
     page.add("Memory that is saved", saved(|_| true));
-    page.add("Memory of programs that is saved", saved(Kind::is_of_programs));
+    page.add("Memory of programs that is saved", saved(PageOwner::is_of_programs));
     page.add("How many times frames are shared", times);
     page
 }

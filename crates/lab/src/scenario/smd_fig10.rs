@@ -113,14 +113,14 @@ const OTHERS: [Guest; 7] = [
 const CPUS: [usize; 2] = [0, 1];
 const ALL: usize = 1 + OTHERS.len();
 /// The courses with short memory; for a way with several courses, the median counts.
-const COURSES: [(&str, Way); 7] = [
-    ("none", Way::Nothing),
-    ("static", Way::Static),
-    ("dynamic", Way::Dynamic),
-    ("ksm", Way::Kernel),
-    ("static", Way::Static),
-    ("none", Way::Nothing),
-    ("static", Way::Static),
+const COURSES: [(&str, TableArm); 7] = [
+    ("none", TableArm::Nothing),
+    ("static", TableArm::Static),
+    ("dynamic", TableArm::Dynamic),
+    ("ksm", TableArm::Kernel),
+    ("static", TableArm::Static),
+    ("none", TableArm::Nothing),
+    ("static", TableArm::Static),
 ];
 /// Pages in a millisecond.
 const RATE: u32 = 10;
@@ -140,7 +140,7 @@ const SHORT_WINDOW: Duration = Duration::from_secs(6);
 const POLL: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum TableArm {
     Nothing,
     Static,
     Dynamic,
@@ -148,7 +148,7 @@ enum Way {
 }
 
 /// Merging in progress.
-enum At {
+enum TablePhase {
     Nothing,
     Ours(WorkerProcess),
     #[expect(dead_code, reason = "they work until they are dropped")]
@@ -157,7 +157,7 @@ enum At {
 
 /// Measurements with a given number of VMs.
 #[derive(Clone, Copy)]
-struct Stage {
+struct TableStage {
     vms: usize,
     /// The time of a response or a compilation: each second's mean, divided by the clock's mean
     /// of the same second; the median of these.
@@ -171,7 +171,7 @@ struct Stage {
     taken_mib: f64,
 }
 
-impl Stage {
+impl TableStage {
     fn mean_in_clocks(&self) -> f64 {
         self.mean_us / self.clock_us
     }
@@ -181,33 +181,33 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
     let programs = Programs::provide(context)?;
     context.make_dir()?;
     let _swap = SwapFile::new(&context.dir, SWAP)?;
-    let course = |name: &str, way: Way, limit: Option<Bytes>, counts: &[usize]| {
+    let course = |name: &str, way: TableArm, limit: Option<Bytes>, counts: &[usize]| {
         context.say(&format!("{name} ..."));
         course(context, timed, &programs, (way, limit), counts)
     };
-    let none = last(&course("none, large", Way::Nothing, None, &[ALL])?);
-    let merged = last(&course("static, large", Way::Static, None, &[ALL])?);
+    let none = last(&course("none, large", TableArm::Nothing, None, &[ALL])?);
+    let merged = last(&course("static, large", TableArm::Static, None, &[ALL])?);
     let (wanted_mib, merged_mib) = (none.taken_mib, merged.taken_mib);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some MiB")]
     let small = Bytes::mib((merged_mib + (wanted_mib - merged_mib) / 4.0 + BESIDE) as u64);
-    let mut courses: BTreeMap<&str, Vec<Vec<Stage>>> = BTreeMap::new();
+    let mut courses: BTreeMap<&str, Vec<Vec<TableStage>>> = BTreeMap::new();
     for (name, way) in COURSES {
         let stages = course(&format!("{name}, {small}"), way, Some(small), timed.counts)?;
         courses.entry(name).or_default().push(stages);
     }
     let mut figures = context.figures(timed.scenario, 1);
     let mean_slope =
-        (timed.mean_slope, Stage::mean_in_clocks as fn(&Stage) -> f64, "mean over all");
+        (timed.mean_slope, TableStage::mean_in_clocks as fn(&TableStage) -> f64, "mean over all");
     let median_slope = timed
         .median_slope
-        .map(|name| (name, (|stage: &Stage| stage.in_clocks) as _, "median over seconds"));
+        .map(|name| (name, (|stage: &TableStage| stage.in_clocks) as _, "median over seconds"));
     for (kind, time, how) in median_slope.into_iter().chain([mean_slope]) {
         for (name, courses) in &courses {
             let (name, target) = match *name {
                 "static" => (kind.to_owned(), Some(Target::AtMost(0.03))),
                 other => (format!("{kind}_{other}"), None),
             };
-            let slope = |stages: &[Stage]| time(&last(stages)) / time(&stages[0]) - 1.0;
+            let slope = |stages: &[TableStage]| time(&last(stages)) / time(&stages[0]) - 1.0;
             let each = courses.iter();
             let each = each.map(|stages| format!("{:+.3}: {}", slope(stages), in_words(stages)));
             let each = each.collect::<Vec<_>>().join(" / ");
@@ -234,9 +234,9 @@ fn course(
     context: &Context,
     timed: &Timed,
     programs: &Programs,
-    (way, limit): (Way, Option<Bytes>),
+    (way, limit): (TableArm, Option<Bytes>),
     counts: &[usize],
-) -> Result<Vec<Stage>, LabError> {
+) -> Result<Vec<TableStage>, LabError> {
     let group = MemoryGroup::new(timed.scenario)?;
     let disk = SlowDisk::new(timed.scenario, &context.dir, READS_PER_S)?;
     if let Some(limit) = limit {
@@ -244,7 +244,7 @@ fn course(
     }
     let spec = |(place, guest): (usize, &Guest)| MachineSpec {
         seed: context.seed + place as u64,
-        shim: matches!(way, Way::Static | Way::Dynamic),
+        shim: matches!(way, TableArm::Static | TableArm::Dynamic),
         cgroup: Some(group.dir().to_owned()),
         cpus: vec![CPUS[usize::from(place > 0)]],
         ..programs.machine(guest)
@@ -257,8 +257,8 @@ fn course(
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs[..1])?;
     let mut clock = Lab::start(&context.dir.join("clock"), &context.provisions, &[for_itself])?;
     progress::wait_until_working(&clock, START_LIMIT)?;
-    let mut at = At::begin(way, programs, &lab, &group)?;
-    if let At::Ours(worker) = &at {
+    let mut at = TablePhase::begin(way, programs, &lab, &group)?;
+    if let TablePhase::Ours(worker) = &at {
         disk.take_in(worker.identity().pid)?;
     }
     let mut stages = Vec::new();
@@ -282,25 +282,25 @@ fn course(
     Ok(stages)
 }
 
-impl At {
+impl TablePhase {
     fn begin(
-        way: Way,
+        way: TableArm,
         programs: &Programs,
         lab: &Lab,
         group: &MemoryGroup,
     ) -> Result<Self, LabError> {
         let cpu = CPUS[1];
         Ok(match way {
-            Way::Nothing => Self::Nothing,
-            Way::Kernel => {
+            TableArm::Nothing => Self::Nothing,
+            TableArm::Kernel => {
                 let pinned = Pinned::to(cpu, Ksm::thread()?)?;
                 Self::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?, pinned)
             }
-            Way::Static | Way::Dynamic => {
+            TableArm::Static | TableArm::Dynamic => {
                 let worker = pinning::on_cpu(cpu, || WorkerProcess::start("code"))?;
                 group.take_in(worker.identity().pid)?;
                 Self::Ours(match way {
-                    Way::Static => worker.knowing(&programs.write_table(lab)?),
+                    TableArm::Static => worker.knowing(&programs.write_table(lab)?),
                     _ => worker,
                 })
             }
@@ -314,7 +314,7 @@ impl At {
         worker.order(lab, Wanted { tracking, scan_rate, ..Wanted::default() })
     }
 
-    fn look(&self, lab: &Lab, clock: &Lab, window: Duration) -> Result<Stage, LabError> {
+    fn look(&self, lab: &Lab, clock: &Lab, window: Duration) -> Result<TableStage, LabError> {
         // The timed guest is the first.
         let pid = lab.pids()[0];
         let before = threads::major_faults(pid)?;
@@ -330,7 +330,7 @@ impl At {
             Self::Ours(worker) => worker.report().unwrap_or_default().pool.as_mib(),
             Self::Kernel(..) | Self::Nothing => 0.0,
         };
-        Ok(Stage {
+        Ok(TableStage {
             vms: lab.machines().len(),
             in_clocks: in_clocks(timed.guest(0), beside.guest(0)),
             mean_us: mean_us(timed.guest(0)),
@@ -372,13 +372,13 @@ fn done(lines: &[progress::Line]) -> f64 {
     }
 }
 
-fn last(stages: &[Stage]) -> Stage {
+fn last(stages: &[TableStage]) -> TableStage {
     stages[stages.len() - 1]
 }
 
-fn in_words(stages: &[Stage]) -> String {
-    let word = |stage: &Stage| {
-        let Stage { vms, in_clocks, mean_us, faults, .. } = stage;
+fn in_words(stages: &[TableStage]) -> String {
+    let word = |stage: &TableStage| {
+        let TableStage { vms, in_clocks, mean_us, faults, .. } = stage;
         let (ms, mean) = (mean_us / 1000.0, stage.mean_in_clocks());
         format!(
             "{vms}: {in_clocks:.3} of the clock's, mean {ms:.2} ms, {mean:.3}, {faults:.1} faults"
@@ -387,11 +387,11 @@ fn in_words(stages: &[Stage]) -> String {
     stages.iter().map(word).collect::<Vec<_>>().join("; ")
 }
 
-fn page(timed: &Timed, courses: &BTreeMap<&str, Vec<Vec<Stage>>>) -> Page {
-    let points = |stages: &[Stage]| {
+fn page(timed: &Timed, courses: &BTreeMap<&str, Vec<Vec<TableStage>>>) -> Page {
+    let points = |stages: &[TableStage]| {
         stages.iter().map(|stage| (stage.vms as f64, stage.mean_in_clocks())).collect()
     };
-    let line = |(name, courses): (&&str, &Vec<Vec<Stage>>)| Line {
+    let line = |(name, courses): (&&str, &Vec<Vec<TableStage>>)| Line {
         name: (*name).to_owned(),
         points: points(&courses[0]),
     };

@@ -51,17 +51,17 @@ const NEARLY: f64 = 0.9;
 const PASSES: u32 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ScanArm {
     Static,
     Dynamic,
     Kernel,
 }
 
-const WAYS: [(&str, Way); 3] =
-    [("static", Way::Static), ("dynamic", Way::Dynamic), ("ksm", Way::Kernel)];
+const WAYS: [(&str, ScanArm); 3] =
+    [("static", ScanArm::Static), ("dynamic", ScanArm::Dynamic), ("ksm", ScanArm::Kernel)];
 
 /// Result of a sample.
-struct Seen {
+struct ScanSample {
     /// Seconds after the programs began to work.
     at: f64,
     /// Pages of code that could be shared, and the number of these that are.
@@ -69,13 +69,13 @@ struct Seen {
     shared: u64,
 }
 
-impl Seen {
+impl ScanSample {
     fn share(&self) -> f64 {
         ratio(self.shared, self.alike.max(1))
     }
 }
 
-type Course = Vec<Seen>;
+type Course = Vec<ScanSample>;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let programs = Programs::provide(context)?;
@@ -110,12 +110,12 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// Merging in progress.
-enum At {
+enum ScanPhase {
     Ours(Merger),
     Kernel(Ksm),
 }
 
-impl At {
+impl ScanPhase {
     /// Stops scanning; merges in progress end.
     fn stop(&self) -> Result<(), LabError> {
         match self {
@@ -135,12 +135,12 @@ impl At {
 }
 
 /// Reads all pages, while nothing changes them.
-fn look(lab: &Lab, merging: Option<&At>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
+fn look(lab: &Lab, merging: Option<&ScanPhase>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
     let tell = |what| lab.machines().iter().try_for_each(|it| it.qmp(what, json!({})).map(drop));
     tell("stop")?;
-    merging.map_or(Ok(()), At::stop)?;
+    merging.map_or(Ok(()), ScanPhase::stop)?;
     let seen = pages(pids)?;
-    merging.map_or(Ok(()), At::go_on)?;
+    merging.map_or(Ok(()), ScanPhase::go_on)?;
     tell("cont")?;
     Ok(seen)
 }
@@ -148,13 +148,13 @@ fn look(lab: &Lab, merging: Option<&At>, pids: &[u32]) -> Result<Vec<GuestPage>,
 fn course(
     context: &Context,
     programs: &Programs,
-    way: Way,
+    way: ScanArm,
 ) -> Result<(Course, Vec<GuestPage>), LabError> {
     let table = programs.table()?;
     let spec = |guest| {
         let mut spec = programs.machine(guest);
         spec.workload.extend(["--check-s", "0"].map(str::to_owned));
-        MachineSpec { shim: way != Way::Kernel, ..spec }
+        MachineSpec { shim: way != ScanArm::Kernel, ..spec }
     };
     let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
     let mut merging = None;
@@ -162,11 +162,13 @@ fn course(
         let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
         if pids.len() == GUESTS.len() {
             merging = Some(match way {
-                Way::Static => {
-                    At::Ours(Merger::start_knowing(&pids, Some(RATE), KnownPages::of(&table))?)
-                }
-                Way::Dynamic => At::Ours(Merger::start(&pids, Some(RATE), None)?),
-                Way::Kernel => At::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
+                ScanArm::Static => ScanPhase::Ours(Merger::start_knowing(
+                    &pids,
+                    Some(RATE),
+                    KnownPages::of(&table),
+                )?),
+                ScanArm::Dynamic => ScanPhase::Ours(Merger::start(&pids, Some(RATE), None)?),
+                ScanArm::Kernel => ScanPhase::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
             });
         }
         Ok(())
@@ -177,7 +179,7 @@ fn course(
     let named = Named::by(&table);
     let (mut course, mut seen) = (Vec::new(), Vec::new());
     for due in LOOKS {
-        if due > LEAST_S && course.last().is_some_and(|look: &Seen| look.share() >= NEARLY) {
+        if due > LEAST_S && course.last().is_some_and(|look: &ScanSample| look.share() >= NEARLY) {
             break;
         }
         let due = Duration::from_secs_f64(due);
@@ -186,7 +188,7 @@ fn course(
         seen = look(&lab, merging.as_ref(), &pids)?;
         since = Instant::now();
         let (alike, shared) = named.alike(&seen);
-        course.push(Seen { at: at.as_secs_f64(), alike, shared });
+        course.push(ScanSample { at: at.as_secs_f64(), alike, shared });
     }
     drop(merging);
     lab.stop()?;
@@ -207,7 +209,7 @@ fn figures(context: &Context, courses: &[Course], seen: &[GuestPage]) -> Figures
         let figure = Figure::new(first(way), "ratio", "the same, this way");
         figures.add(&format!("code_shared_1s_{name}"), figure);
     }
-    let least = courses[0].iter().map(Seen::share).fold(f64::NAN, f64::min);
+    let least = courses[0].iter().map(ScanSample::share).fold(f64::NAN, f64::min);
     let note = "with the table, at the worst of all looks, of what could be shared then";
     figures.add("code_shared_least", Figure::new(least, "ratio", note));
     for ((name, _), course) in WAYS.iter().zip(courses) {

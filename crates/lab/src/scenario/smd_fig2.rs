@@ -62,7 +62,7 @@ const SAME: f64 = 0.99;
 const PASSES: [u32; 2] = [2, 8];
 
 /// The course of one setting.
-struct Course {
+struct SweepRun {
     rate: Rate,
     /// Extra time of an answer while KSM works.
     slowdown: Median,
@@ -118,7 +118,7 @@ fn rates() -> Vec<Rate> {
 }
 
 /// Measures KSM at this setting.
-fn course(lab: &Lab, pids: &[u32], rate: Rate) -> Result<Course, LabError> {
+fn course(lab: &Lab, pids: &[u32], rate: Rate) -> Result<SweepRun, LabError> {
     let (scanned, cpu) = (Ksm::scanned()?, Ksm::cpu_s()?);
     let mut worked = Duration::ZERO;
     let mut pairs = Pairs::default();
@@ -136,7 +136,7 @@ fn course(lab: &Lab, pids: &[u32], rate: Rate) -> Result<Course, LabError> {
     let fruitless = 1.0 - shared as f64 / (Ksm::scanned()? - scanned) as f64;
     let cpu = (Ksm::cpu_s()? - cpu) / worked.as_secs_f64();
     drop(ksm);
-    Ok(Course { rate, slowdown: pairs.overhead(), worked, shared, cpu, fruitless })
+    Ok(SweepRun { rate, slowdown: pairs.overhead(), worked, shared, cpu, fruitless })
 }
 
 /// The web server's speed in answers per second, over `lines` of its reports.
@@ -145,7 +145,7 @@ fn speed(lab: &Lab, lines: usize) -> Result<f64, LabError> {
     Ok(rates.get(WEB).copied().unwrap_or(f64::NAN))
 }
 
-impl Course {
+impl SweepRun {
     fn in_words(&self) -> String {
         let Self { rate: Rate { pages, sleep_ms }, slowdown, worked, shared, cpu, fruitless } =
             self;
@@ -160,10 +160,10 @@ impl Course {
     }
 }
 
-fn figures(context: &Context, courses: &[Course]) -> Figures {
+fn figures(context: &Context, courses: &[SweepRun]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let most = most_shared(courses);
-    let share = |course: &Course| course.shared as f64 / most;
+    let share = |course: &SweepRun| course.shared as f64 / most;
     let of = |pages: u32, sleep_ms: u32| {
         let rate = Rate { pages, sleep_ms };
         courses.iter().find(|course| course.rate == rate)
@@ -175,7 +175,7 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
         ("sleep_10", of(USUAL_BATCH, SLEEPS_MS[SLEEPS_MS.len() - 1])),
     ];
     for (name, course) in ends {
-        let number = |what: &dyn Fn(&Course) -> f64| course.map_or(f64::NAN, what);
+        let number = |what: &dyn Fn(&SweepRun) -> f64| course.map_or(f64::NAN, what);
         let note = format!(
             "time of an answer of the web server while ksmd works on its CPU, to that while it \
              pauses; {} longer",
@@ -194,8 +194,8 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
         let fruitless = Figure::new(number(&|course| course.fruitless), "ratio", note);
         figures.add(&format!("fruitless_{name}"), fruitless.paper("about 0.8"));
     }
-    let count = |of: &dyn Fn(&Course) -> f64| {
-        let less = |pair: &&[Course]| of(&pair[1]) < of(&pair[0]) * SAME;
+    let count = |of: &dyn Fn(&SweepRun) -> f64| {
+        let less = |pair: &&[SweepRun]| of(&pair[1]) < of(&pair[0]) * SAME;
         courses[..BATCHES.len()].windows(2).filter(less).count() as f64
     };
     let note = "steps to a larger batch after which ksmd takes less CPU, or less is shared";
@@ -204,11 +204,11 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
     figures
 }
 
-fn most_shared(courses: &[Course]) -> f64 {
+fn most_shared(courses: &[SweepRun]) -> f64 {
     courses.iter().map(|course| course.shared as f64).fold(f64::NAN, f64::max)
 }
 
-fn page(courses: &[Course]) -> Page {
+fn page(courses: &[SweepRun]) -> Page {
     let most = most_shared(courses);
     let chart = |across: &'static str, is_by_batch: bool| {
         let usual = |rate: Rate| match is_by_batch {
@@ -216,7 +216,7 @@ fn page(courses: &[Course]) -> Page {
             false => rate.pages == USUAL_BATCH,
         };
         let at = |rate: Rate| f64::from(if is_by_batch { rate.pages } else { rate.sleep_ms });
-        let line = |name: &str, what: &dyn Fn(&Course) -> f64| {
+        let line = |name: &str, what: &dyn Fn(&SweepRun) -> f64| {
             let of = courses.iter().filter(|course| usual(course.rate));
             let mut points: Vec<_> = of.map(|course| (at(course.rate), what(course))).collect();
             points.sort_by(|one, other| one.0.total_cmp(&other.0));

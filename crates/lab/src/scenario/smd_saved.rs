@@ -39,12 +39,12 @@ const GUESTS: [Guest; 4] = [
     Guest { name: "builder", mb: 320, workload: "gcc --rate 0.2 --check-s 10" },
     Guest { name: "calm", mb: 160, workload: "shell --rate 0.2 --check-s 10" },
 ];
-const WAYS: [(&str, Way); 5] = [
-    ("ours", Way::Ours),
-    ("ksm", Way::Kernel),
-    ("none", Way::Nobody),
-    ("ksm again", Way::Kernel),
-    ("ours again", Way::Ours),
+const WAYS: [(&str, SavingArm); 5] = [
+    ("ours", SavingArm::Ours),
+    ("ksm", SavingArm::Kernel),
+    ("none", SavingArm::Nobody),
+    ("ksm again", SavingArm::Kernel),
+    ("ours again", SavingArm::Ours),
 ];
 /// Pages per millisecond that both ways scan.
 const RATE: u32 = 50;
@@ -60,23 +60,23 @@ const FEWEST_WINDOWS: usize = 4;
 const MOST_WINDOWS: usize = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum SavingArm {
     Ours,
     Kernel,
     Nobody,
 }
 
 /// Merging in progress.
-enum At {
+enum SavingPhase {
     Ours(Merger),
     Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
     Nobody,
 }
 
 /// The course of one way.
-struct Course {
+struct SavingRun {
     name: &'static str,
-    way: Way,
+    way: SavingArm,
     /// The guests' memory before merging, in MiB.
     before: f64,
     /// Per window: seconds since the start, and MiB saved.
@@ -94,7 +94,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     }
     let mut figures = figures(context, &courses);
     let line =
-        |course: &Course| Line { name: course.name.to_owned(), points: course.saved.clone() };
+        |course: &SavingRun| Line { name: course.name.to_owned(), points: course.saved.clone() };
     let lines = courses.iter().map(line).collect();
     let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
     let mut page = Page::default();
@@ -107,8 +107,8 @@ fn course(
     context: &Context,
     programs: &Programs,
     name: &'static str,
-    way: Way,
-) -> Result<Course, LabError> {
+    way: SavingArm,
+) -> Result<SavingRun, LabError> {
     let spec = |guest| MachineSpec { seed: context.seed, shim: true, ..programs.machine(guest) };
     let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
@@ -116,14 +116,16 @@ fn course(
         Ok(lab.machines().iter().all(|machine| machine.reported("checks") >= CHECKS))
     })?;
     let pids = lab.pids();
-    let before = mean_mib(&pids, &At::Nobody)?;
+    let before = mean_mib(&pids, &SavingPhase::Nobody)?;
     let began = Instant::now();
     let at = match way {
-        Way::Ours => {
-            At::Ours(Merger::start_knowing(&pids, Some(RATE), KnownPages::of(&programs.table()?))?)
-        }
-        Way::Kernel => At::Kernel(Ksm::start(ksm::FAST)?),
-        Way::Nobody => At::Nobody,
+        SavingArm::Ours => SavingPhase::Ours(Merger::start_knowing(
+            &pids,
+            Some(RATE),
+            KnownPages::of(&programs.table()?),
+        )?),
+        SavingArm::Kernel => SavingPhase::Kernel(Ksm::start(ksm::FAST)?),
+        SavingArm::Nobody => SavingPhase::Nobody,
     };
     let mut saved = vec![(0.0, 0.0)];
     loop {
@@ -137,16 +139,16 @@ fn course(
     }
     drop(at);
     lab.stop()?;
-    Ok(Course { name, way, before, saved })
+    Ok(SavingRun { name, way, before, saved })
 }
 
 /// The memory of all guests, including the pool: the mean over a window.
-fn mean_mib(pids: &[u32], at: &At) -> Result<f64, LabError> {
+fn mean_mib(pids: &[u32], at: &SavingPhase) -> Result<f64, LabError> {
     let (end, mut sum, mut looks) = (Instant::now() + WINDOW, 0.0, 0.0);
     while Instant::now() < end {
         let pool = match at {
-            At::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
-            At::Kernel(_) | At::Nobody => 0.0,
+            SavingPhase::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
+            SavingPhase::Kernel(_) | SavingPhase::Nobody => 0.0,
         };
         sum += anonymous_mib(pids)? + pool;
         looks += 1.0;
@@ -155,7 +157,7 @@ fn mean_mib(pids: &[u32], at: &At) -> Result<f64, LabError> {
     Ok(sum / looks)
 }
 
-impl Course {
+impl SavingRun {
     fn in_the_end(&self) -> f64 {
         self.saved.last().map_or(f64::NAN, |(_, saved)| *saved)
     }
@@ -172,12 +174,12 @@ impl Course {
     }
 }
 
-fn figures(context: &Context, courses: &[Course]) -> Figures {
+fn figures(context: &Context, courses: &[SavingRun]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 2);
-    let of = |way: Way| -> Vec<f64> {
-        courses.iter().filter(|course| course.way == way).map(Course::in_the_end).collect()
+    let of = |way: SavingArm| -> Vec<f64> {
+        courses.iter().filter(|course| course.way == way).map(SavingRun::in_the_end).collect()
     };
-    let (ours, ksm) = (of(Way::Ours), of(Way::Kernel));
+    let (ours, ksm) = (of(SavingArm::Ours), of(SavingArm::Kernel));
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let note = format!("both times, {ours:.0?} MiB, to KSM's {ksm:.0?}");
     let ratio = Figure::new(sum(&ours) / sum(&ksm), "ratio", note);
@@ -188,6 +190,6 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
         figures.add(name, figure);
     }
     let note = "what they have less without any merging, by themselves";
-    figures.add("drift_mib", Figure::new(sum(&of(Way::Nobody)), "MiB", note));
+    figures.add("drift_mib", Figure::new(sum(&of(SavingArm::Nobody)), "MiB", note));
     figures
 }

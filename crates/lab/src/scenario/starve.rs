@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use model::{Bytes, Mode};
 
 use super::{Context, Scenario};
-use crate::daemon::{Daemon, OUTSIDE, Overbooked, Settings};
+use crate::daemon::{Daemon, DaemonSettings, OUTSIDE, Overbooked};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::interrupt;
@@ -53,7 +53,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     }
     specs.extend((0..QUIET).map(|n| guest(format!("quiet-{n}"), "shop", "idle", PAIRS + n)));
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let settings = Settings { guaranteed: Some(BASE), ..Mode::Enforce.into() };
+    let settings = DaemonSettings { guaranteed: Some(BASE), ..Mode::Enforce.into() };
     let overbooked = Overbooked { budget: BUDGET, tables: Vec::new() };
     let daemon = Daemon::start_overbooked(&mut lab, settings, overbooked)?;
     fleet::wait_until_working(&lab)?;

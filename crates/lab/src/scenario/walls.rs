@@ -24,7 +24,7 @@ use sys::process::{Identity, children_of};
 use self::field::Field;
 use super::{Context, Scenario};
 use crate::attack::Attacker;
-use crate::daemon::{Daemon, Settings};
+use crate::daemon::{Daemon, DaemonSettings};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::lab::{Lab, LabError};
@@ -84,7 +84,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut lab = Lab::start(&context.dir.join("lab"), &context.provisions, &specs)?;
     swap.make_known(&lab)?;
     let mut field = pinning::on_cpu(field::CPU, || Field::start(&context.dir.join("field"), &lab))?;
-    let settings = Settings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
+    let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
     let daemon = pinning::on_cpu(field::CPU, || Daemon::start(&mut lab, settings))?;
     lab.wait_for("both guests to work", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))

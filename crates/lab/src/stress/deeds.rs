@@ -36,14 +36,14 @@ pub struct Deeds {
     /// The longest time for an answer, in microseconds.
     pub longest_answer_us: u64,
     /// The shim's counters for each generation of guest RAM.
-    pub counters: BTreeMap<u32, Counters>,
+    pub counters: BTreeMap<u32, DeedCounters>,
     /// Violations of the protocol or of an invariant.
     pub complaints: Vec<String>,
 }
 
 /// The shim's own counters, in the order of generations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counters {
+pub struct DeedCounters {
     /// Faults served.
     pub traps: u64,
     /// Pages moved out.
@@ -62,7 +62,7 @@ pub struct Counters {
     pub longest_wait_ns: u64,
 }
 
-impl Counters {
+impl DeedCounters {
     fn of(shared: Shared<'_>) -> Self {
         Self {
             traps: shared.get(Counter::Traps),
@@ -94,7 +94,7 @@ impl Deeds {
     /// Records the shim's counters.
     pub(crate) fn note(&mut self, shared: Shared<'_>) {
         let known = self.counters.entry(shared.generation()).or_default();
-        *known = known.most(Counters::of(shared));
+        *known = known.most(DeedCounters::of(shared));
     }
 
     /// Adds the counts of another tormentor of the same shim.
@@ -121,7 +121,7 @@ impl Deeds {
 
     /// The sum of one of the shim's counters over all generations.
     #[must_use]
-    pub fn total(&self, counter: impl Fn(&Counters) -> u64) -> u64 {
+    pub fn total(&self, counter: impl Fn(&DeedCounters) -> u64) -> u64 {
         self.counters.values().map(counter).sum()
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn counters_of_one_generation_are_not_counted_twice() {
         let seen = |generation, traps| Deeds {
-            counters: [(generation, Counters { traps, ..Counters::default() })].into(),
+            counters: [(generation, DeedCounters { traps, ..DeedCounters::default() })].into(),
             ..Deeds::default()
         };
         let mut all = seen(1, 10);

@@ -72,7 +72,7 @@ pub(crate) fn told(request: &Request) -> String {
 
 /// A connection, and the shared memory after Hello.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct StressLink {
     pub(crate) connection: Connection,
     memory: Option<(Layout, SharedMemory)>,
     /// Guest RAM, as told by Hello's answer.
@@ -91,7 +91,7 @@ pub(crate) struct Sent {
     at: Instant,
 }
 
-impl Link {
+impl StressLink {
     /// Connects to the shim of this process.
     pub(crate) fn connect(pid: u32) -> Result<Self, LinkError> {
         let address = Identity::of(pid).and_then(|process| shim_of(process).ok().flatten());

@@ -29,7 +29,7 @@ use sys::seqpacket::SeqpacketError;
 use sys::userfaultfd::Range;
 
 use super::deeds::Deeds;
-use super::link::{Link, LinkError, told};
+use super::link::{LinkError, StressLink, told};
 use super::sharing::{SLOTS, Sharing, any_pages};
 use crate::random::Random;
 
@@ -142,7 +142,7 @@ impl Tormentor {
         if self.random.between(1, 10) == 1 {
             self.be_rude_first()?;
         }
-        let mut link = Link::greet(self.pid)?;
+        let mut link = StressLink::greet(self.pid)?;
         let mut ring = link.shared().map(|shared| Consumer::new(shared.ring()));
         let mut tracking = self.any_tracking();
         self.track(&mut link, tracking)?;
@@ -223,7 +223,7 @@ impl Tormentor {
     }
 
     /// Sends a request, and counts it.
-    fn ask(&mut self, link: &mut Link, request: &Request) -> Result<Answer, LinkError> {
+    fn ask(&mut self, link: &mut StressLink, request: &Request) -> Result<Answer, LinkError> {
         self.deeds.requests += 1;
         let answer = link.ask(request)?;
         self.deeds.refusals += u64::from(matches!(answer, Answer::Refused(_)));
@@ -233,7 +233,7 @@ impl Tormentor {
     }
 
     /// Starts tracking, as soon as QEMU allows it.
-    fn track(&mut self, link: &mut Link, tracking: Tracking) -> Result<(), LinkError> {
+    fn track(&mut self, link: &mut StressLink, tracking: Tracking) -> Result<(), LinkError> {
         let request = Request::Track(tracking);
         for _ in 0..TRACK_TRIES {
             match self.ask(link, &request)? {
@@ -258,7 +258,7 @@ impl Tormentor {
     /// Sends `requests` requests ahead, then reads the answers.
     fn revoke(
         &mut self,
-        link: &mut Link,
+        link: &mut StressLink,
         tracking: &Tracking,
         requests: u64,
     ) -> Result<(), LinkError> {
@@ -296,7 +296,7 @@ impl Tormentor {
 
     /// Pages out some memory from outside: guest RAM in its place, or in staging. The shim may be
     /// moving it at that moment.
-    fn page_out(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn page_out(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         let Answer::Status(Status { staging, .. }) = self.ask(link, &Request::Status)? else {
             return Ok(());
         };
@@ -318,7 +318,7 @@ impl Tormentor {
     }
 
     /// Has pages merged that were the same a moment ago.
-    fn merge(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn merge(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         if self.sharing.is_none() {
             self.sharing = Sharing::with(self.pid);
             let pool = self.sharing.as_ref().and_then(Sharing::pool);
@@ -347,7 +347,7 @@ impl Tormentor {
     }
 
     /// Has pages unshared, which this or another worker may have had merged.
-    fn unshare(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn unshare(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         for _ in 0..self.random.between(1, 8) {
             let any = any_pages(&mut self.random, &link.regions, MAX_UNSHARE.into());
             let Some((page, pages)) = any else { return Ok(()) };
@@ -363,7 +363,7 @@ impl Tormentor {
     }
 
     /// Sets how the shim hands over memory that the guest frees: lazily in three of four cases.
-    fn hand_over(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn hand_over(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         let request = Request::HandOver { lazily: self.random.between(1, 4) > 1 };
         match self.ask(link, &request)? {
             Answer::Done { .. } => Ok(()),
@@ -372,7 +372,7 @@ impl Tormentor {
     }
 
     /// Takes handed-over memory of some pages, or leaves it to the guest.
-    fn take(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn take(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         let Some(shared) = link.shared() else { return Ok(()) };
         let most = u64::from(MAX_TAKE_PAGES / TAKEN);
         let any = |_| {
@@ -395,7 +395,7 @@ impl Tormentor {
     }
 
     /// Whether RAM has changed since Hello.
-    fn status(&mut self, link: &mut Link) -> Result<bool, LinkError> {
+    fn status(&mut self, link: &mut StressLink) -> Result<bool, LinkError> {
         match self.ask(link, &Request::Status)? {
             Answer::Status(status) => {
                 Ok(link.shared().is_some_and(|shared| shared.generation() != status.generation))
@@ -404,7 +404,7 @@ impl Tormentor {
         }
     }
 
-    fn release(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn release(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         match self.ask(link, &Request::Release)? {
             Answer::Done { .. } => {}
             other => return Err(LinkError::unexpected("Release", &other)),
@@ -419,7 +419,7 @@ impl Tormentor {
         Ok(())
     }
 
-    fn read_ring(&mut self, link: &Link, ring: &mut Option<Consumer>, tracking: &Tracking) {
+    fn read_ring(&mut self, link: &StressLink, ring: &mut Option<Consumer>, tracking: &Tracking) {
         let (Some(shared), Some(ring)) = (link.shared(), ring) else { return };
         let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
         let granules = last.div_ceil(tracking.granule_pages);
@@ -431,7 +431,7 @@ impl Tormentor {
 
     /// Sends a request before Hello.
     fn be_rude_first(&mut self) -> Result<(), LinkError> {
-        let mut link = Link::connect(self.pid)?;
+        let mut link = StressLink::connect(self.pid)?;
         let request = match self.random.between(0, 2) {
             0 => Request::Track(self.any_tracking()),
             1 => Request::Revoke { granules: vec![0] },
@@ -445,7 +445,7 @@ impl Tormentor {
     }
 
     /// Bytes that are no message; sometimes too many, sometimes with a descriptor.
-    fn send_garbage(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn send_garbage(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         let length = match self.random.between(0, 9) {
             0 => MAX_PACKET + 1,
             _ => usize::try_from(self.random.between(1, 100)).unwrap_or(1),
@@ -464,7 +464,7 @@ impl Tormentor {
         }
     }
 
-    fn claim_another_version(&mut self, link: &mut Link) -> Result<(), LinkError> {
+    fn claim_another_version(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
         let request = Request::Hello { version: VERSION + 1 };
         self.deeds.garbage += 1;
         match self.ask(link, &request)? {
@@ -476,8 +476,8 @@ impl Tormentor {
     /// Connects as a second worker, which the shim must refuse.
     fn intrude(&mut self) {
         self.deeds.garbage += 1;
-        let hello = |mut link: Link| link.hello();
-        match Link::connect(self.pid).and_then(hello) {
+        let hello = |mut link: StressLink| link.hello();
+        match StressLink::connect(self.pid).and_then(hello) {
             Err(LinkError::Refused(Refusal::Busy { .. })) => {}
             Err(error) if error.is_closed() => {}
             other => self.deeds.complaints.push(format!("a second worker: {other:?}")),
@@ -485,7 +485,7 @@ impl Tormentor {
     }
 
     /// Sends requests without ever reading an answer, then disconnects.
-    fn flood(&mut self, link: &Link) -> Result<(), LinkError> {
+    fn flood(&mut self, link: &StressLink) -> Result<(), LinkError> {
         let packet = Request::Status.encode(1)?;
         for _ in 0..2_000 {
             self.deeds.requests += 1;
@@ -499,8 +499,9 @@ impl Tormentor {
     }
 
     /// Sends nothing until the shim must have restored everything.
-    fn fall_silent(&mut self, link: &mut Link) -> Result<(), LinkError> {
-        let given_back = |link: &Link| link.shared().map(|shared| shared.get(Counter::GivenBack));
+    fn fall_silent(&mut self, link: &mut StressLink) -> Result<(), LinkError> {
+        let given_back =
+            |link: &StressLink| link.shared().map(|shared| shared.get(Counter::GivenBack));
         let (before, begun) = (given_back(link), Instant::now());
         let (least, most) = SILENCE_MS;
         std::thread::sleep(Duration::from_millis(self.random.between(least, most)));
@@ -525,7 +526,7 @@ impl Tormentor {
         std::thread::sleep(Duration::from_micros(self.random.between(0, most_us)));
     }
 
-    fn note(&mut self, link: &Link) {
+    fn note(&mut self, link: &StressLink) {
         if let Some(shared) = link.shared() {
             self.deeds.note(shared);
         }

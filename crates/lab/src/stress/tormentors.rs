@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sys::process::{Identity, Signal, Spawn};
 
 use super::deeds::Deeds;
-use super::link::Link;
+use super::link::StressLink;
 use crate::inside::built;
 use crate::interrupt;
 use crate::lab::LabError;
@@ -23,7 +23,7 @@ const GIVE_BACK_LIMIT: Duration = Duration::from_secs(2);
 
 /// The result of all tormentors of one shim.
 #[derive(Debug, Default)]
-pub struct Toll {
+pub struct FuzzerCounts {
     /// Their deeds and observations.
     pub deeds: Deeds,
     /// Their number.
@@ -41,9 +41,9 @@ pub(crate) fn torment(
     seed: u64,
     until: Instant,
     mut watch: impl FnMut() -> Result<(), LabError>,
-) -> Result<Toll, LabError> {
+) -> Result<FuzzerCounts, LabError> {
     let mut random = Random::new(seed);
-    let mut toll = Toll::default();
+    let mut toll = FuzzerCounts::default();
     let (least, most) = LIFE_MS;
     while Instant::now() < until {
         let life = Duration::from_millis(random.between(least, most));
@@ -57,7 +57,7 @@ pub(crate) fn torment(
 }
 
 fn live_one(
-    toll: &mut Toll,
+    toll: &mut FuzzerCounts,
     process: Identity,
     seed: u64,
     life: Duration,
@@ -97,9 +97,9 @@ fn last_deeds(output: &mut File) -> Result<Option<Deeds>, LabError> {
 }
 
 /// The worker is gone: the shim must soon restore all that it had staged.
-fn inspect(toll: &mut Toll, pid: u32) -> Result<(), LabError> {
+fn inspect(toll: &mut FuzzerCounts, pid: u32) -> Result<(), LabError> {
     let begun = Instant::now();
-    let link = match Link::greet(pid) {
+    let link = match StressLink::greet(pid) {
         Ok(link) => link,
         Err(error) => {
             toll.deeds.complaints.push(format!("after a worker was gone: {error}"));

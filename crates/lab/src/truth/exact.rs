@@ -16,7 +16,7 @@ use pages::curve::{AgedHistogram, Histogram, MissRatioCurve};
 use pages::probe::{AGEING, TOLERABLE_MISS_RATIO};
 use pages::working_set::SMALL_GRANULE;
 
-use super::Sample;
+use super::TruthSample;
 use super::trace::Tick;
 
 const PAGE_BYTES: u64 = 4096;
@@ -169,8 +169,8 @@ impl Exact {
 
     /// All results, dated `at_us`.
     #[must_use]
-    pub fn sample(&self, at_us: u64) -> Sample {
-        Sample {
+    pub fn sample(&self, at_us: u64) -> TruthSample {
+        TruthSample {
             at_us,
             working_set: self.working_set_size(),
             curve: self.curve(),

@@ -15,7 +15,7 @@ pub(super) struct Splitter {
 
 /// New output, split.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct OutputPart {
     /// Output of the script.
     pub(super) output: Vec<u8>,
     /// Its exit code, at the end of the output.
@@ -29,20 +29,20 @@ impl Splitter {
     }
 
     /// Adds new bytes.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> Part {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> OutputPart {
         self.held.extend_from_slice(bytes);
         let length = self.mark.len();
         let Some(at) = self.held.windows(length).position(|window| window == self.mark) else {
             let may_be_mark = |count: &usize| self.held.ends_with(&self.mark[..*count]);
             let kept = (1..length).rev().find(may_be_mark).unwrap_or(0);
             let output = self.held.drain(..self.held.len() - kept).collect();
-            return Part { output, code: None };
+            return OutputPart { output, code: None };
         };
         let output = self.held.drain(..at).collect();
         let code = &self.held[length..];
         let end = code.iter().take(DIGITS + 1).position(|byte| *byte == b'\n');
         let code = end.and_then(|end| std::str::from_utf8(&code[..end]).ok()?.parse().ok());
-        Part { output, code }
+        OutputPart { output, code }
     }
 
     /// The rest of an output that has ended without a mark.

@@ -49,7 +49,7 @@ const FIRMWARE_LIMIT: u64 = 512 << 10;
 
 /// The parts of the initramfs.
 #[derive(Debug)]
-pub(super) struct Content<'a> {
+pub(super) struct FileContent<'a> {
     /// The lab's cache on this machine.
     pub(super) cache: &'a Cache,
     /// QEMU and a guest's kernel.
@@ -64,13 +64,13 @@ pub(super) struct Content<'a> {
     pub(super) mark: &'a str,
 }
 
-impl Content<'_> {
+impl FileContent<'_> {
     /// The initramfs.
     ///
     /// # Errors
     /// When a file is missing.
     pub(super) fn to_archive(&self) -> Result<Vec<u8>, HostError> {
-        let mut tree = Tree::default();
+        let mut tree = RootTree::default();
         let guest_kernel = self.cache.root().join(GUEST_KERNEL);
         tree.add("bin/busybox", &guest_kernel.join("bin/busybox"));
         for module in &self.kernel.modules {
@@ -112,11 +112,11 @@ impl Content<'_> {
 
 /// The files inside, with their paths on this machine.
 #[derive(Debug, Default)]
-struct Tree {
+struct RootTree {
     files: BTreeMap<String, PathBuf>,
 }
 
-impl Tree {
+impl RootTree {
     fn add(&mut self, name: &str, path: &Path) {
         self.files.insert(name.to_owned(), path.to_owned());
     }

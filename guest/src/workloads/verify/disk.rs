@@ -18,7 +18,7 @@ use memmap2::MmapMut;
 use crate::error::WorkError;
 use crate::memory::{MB, PAGE};
 use crate::rng::{Rng, STEP, mix};
-use crate::run::Shared;
+use crate::run::RunState;
 
 /// `O_DIRECT` on x86.
 const DIRECT: i32 = 0o40_000;
@@ -33,7 +33,7 @@ pub(super) fn verify(
     path: &Path,
     mb: usize,
     seed: u64,
-    shared: &Shared,
+    shared: &RunState,
     bad_bytes: &AtomicUsize,
 ) -> Result<(), WorkError> {
     let failed = WorkError::file("open", path);

@@ -1,7 +1,7 @@
 //! Figures of synthetic recordings, without guests: 30 s of `observe`, 70 s of `enforce`.
 
 use super::*;
-use crate::recording::Progress;
+use crate::recording::RecordingProgress;
 
 const OBSERVE_S: f64 = 0.0;
 const ENFORCE_S: f64 = 30.0;
@@ -18,7 +18,7 @@ fn good() -> Recording {
             Moment {
                 at_s,
                 ops_per_s: Some(if is_faster { 40.0 } else { 10.0 }),
-                progress: Some(Progress { at_s, ops: u64::from(second) * 10 }),
+                progress: Some(RecordingProgress { at_s, ops: u64::from(second) * 10 }),
                 balloon: Some(fleet::BASE),
                 used: Some(Bytes::mib(100)),
                 swapped: Some(Bytes::mib(u64::from(second))),
@@ -29,8 +29,8 @@ fn good() -> Recording {
     recording
 }
 
-fn outcome(recording: &Recording) -> Outcome<'_> {
-    Outcome { recording, observe_s: OBSERVE_S, enforce_s: ENFORCE_S, end_s: END_S }
+fn outcome(recording: &Recording) -> QuickstartResult<'_> {
+    QuickstartResult { recording, observe_s: OBSERVE_S, enforce_s: ENFORCE_S, end_s: END_S }
 }
 
 fn figures_of(recording: &Recording) -> Figures {
@@ -78,7 +78,7 @@ fn a_second_beyond_the_budget_is_a_leak() {
 
 #[test]
 fn a_guest_that_falls_silent_has_lost() {
-    let frozen = Progress { at_s: 60.0, ops: 600 };
+    let frozen = RecordingProgress { at_s: 60.0, ops: 600 };
     let stalled = with("research-1", 60, |m| {
         (m.ops_per_s, m.progress) = (None, Some(frozen));
     });
