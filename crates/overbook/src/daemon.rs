@@ -297,7 +297,7 @@ impl Daemon {
         self.memory = Memory::fresh(true, std::mem::take(&mut self.memory.learned));
         let paused = self.set_paused(true);
         let (released, ended) = (self.drivers.release(), self.workers.ended());
-        let (names, ksm) = (self.workers.all(), self.ksm.release());
+        let (names, ksm) = (self.workers.ours(), self.ksm.release());
         tokio::spawn(async move {
             let (released, (), ksm) = tokio::join!(released, ended, ksm);
             let unshare = tokio::task::spawn_blocking(move || release::unshare(&names));

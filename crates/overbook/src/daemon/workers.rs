@@ -26,7 +26,7 @@ use sys::clock::boot_now;
 use sys::features::{self, Feature, Finding};
 use sys::process::Identity;
 
-use crate::drivers::identity::process_of;
+use crate::drivers::{has_socket, identity::process_of};
 use keeper::Keeper;
 use shared::Shared;
 use shims::Shims;
@@ -55,8 +55,8 @@ pub(super) struct Workers {
     shared: Shared,
     /// The VMs of the last tick whose QEMUs have the shim, by process.
     with_shim: BTreeMap<Identity, String>,
-    /// The VMs of the last tick without the shim, by process.
-    attached: BTreeMap<Identity, String>,
+    /// The VMs of the last tick that a release is for ([`Workers::ours`]), by process.
+    ours: BTreeMap<Identity, String>,
     /// Cost of tracking each VM by incarnation, as last reported by its worker. The next worker
     /// continues from it.
     spent: BTreeMap<VmName, (u64, Reading<f64>)>,
@@ -73,9 +73,14 @@ impl Workers {
     /// Finds the VMs to work on, and puts the workers' reports into the view.
     pub(super) fn look(&mut self, spec: &Spec, view: &mut HostView) {
         self.shims.look(view.vms.values().filter_map(process_of));
-        let all =
-            view.vms.iter().filter_map(|(name, vm)| Some((process_of(vm)?, name.to_string())));
-        (self.with_shim, self.attached) = all.partition(|(process, _)| self.shims.has(*process));
+        let named = |(name, vm): (&VmName, &VmView)| Some((process_of(vm)?, name.to_string()));
+        self.with_shim = view.vms.iter().filter_map(named).collect();
+        self.with_shim.retain(|process, _| self.shims.has(*process));
+        let is_ours = |(name, vm): &(&VmName, &VmView)| {
+            let shares = self.shared.group_of(vm.incarnation).is_some();
+            has_socket(vm) || spec.group_of(name).is_some() || shares
+        };
+        self.ours = view.vms.iter().filter(is_ours).filter_map(named).collect();
         self.why_not_paged.get_or_insert_with(|| match features::probe(Feature::MovesSwapped) {
             Finding::Works(_) => None,
             Finding::Missing(why) => Some(format!("what is being swapped cannot be moved: {why}")),
@@ -292,10 +297,10 @@ impl Workers {
         &self.with_shim
     }
 
-    /// All VMs whose memory may be shared or paged out, by process.
-    pub(super) fn all(&self) -> BTreeMap<Identity, String> {
-        let both = self.with_shim.iter().chain(&self.attached);
-        both.map(|(process, name)| (*process, name.clone())).collect()
+    /// The VMs whose memory this Overbook may have shared or paged out, by process. A VM of no
+    /// group that was found by its process alone may be another Overbook's.
+    pub(super) fn ours(&self) -> BTreeMap<Identity, String> {
+        self.ours.clone()
     }
 
     /// While paused, workers act on no VM.

@@ -222,6 +222,12 @@ impl Act for Drivers {
     }
 }
 
+/// Whether a VM was found by its QMP socket, and not by its process alone.
+#[must_use]
+pub fn has_socket(view: &model::VmView) -> bool {
+    view.limits.values().all(|why| why != process_vm::NO_SOCKET)
+}
+
 /// Whether a link is down only because the first answer is still missing.
 #[must_use]
 pub fn is_first_contact(link: &Link) -> bool {

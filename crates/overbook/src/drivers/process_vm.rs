@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(5);
 /// The cgroup's CPU time is read once in this number of periods.
 const CPU_EVERY: u64 = 5;
-const NO_SOCKET: &str = "no QMP socket of it is named in [host] `qmp`";
+pub(super) const NO_SOCKET: &str = "no QMP socket of it is named in [host] `qmp`";
 
 /// The key of such a VM among the slots.
 pub(super) fn place_of(pid: u32) -> PathBuf {

@@ -145,6 +145,25 @@ fn a_paged_vm_is_to_have_in_memory_what_was_decided_for_this_life_of_it() {
 }
 
 #[test]
+fn a_vm_of_no_group_that_has_no_socket_here_is_not_released() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    spec.groups.clear();
+    let name: VmName = "web-1".into();
+    let look = |vm: &VmView, workers: &mut Workers| {
+        let mut view = HostView { vms: [(name.clone(), vm.clone())].into(), ..HostView::default() };
+        workers.look(&spec, &mut view);
+        workers.ours().len()
+    };
+    assert_eq!(look(&vm, &mut workers), 1, "it has a socket");
+    let mut found = vm.clone();
+    let why = "no QMP socket of it is named in [host] `qmp`".to_owned();
+    found.limits.insert(Mechanism::Balloon, why);
+    assert_eq!(look(&found, &mut workers), 0);
+    workers.shared.note(7, &"web".into(), Some(&sharing()));
+    assert_eq!(look(&found, &mut workers), 1, "it shares pages with a group of ours");
+}
+
+#[test]
 fn a_decision_leaves_in_the_tick_in_which_it_was_made() {
     let (mut workers, mut spec, vm) = world(|_| {});
     workers.shims.assume(QEMU);
