@@ -71,7 +71,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         };
         let ratio = seen.working_set.as_mib() / VERIFIED.as_mib();
         let note = "working set, of what the guest verifies";
-        // Of a guest in huge pages, tracking samples only one block in twelve.
+        // Of a guest in huge pages, tracking samples only one block in sixteen.
         add("working_set", ratio, "ratio", note, small_pages.then_some(Target::AtLeast(0.9)));
         let note = "prober and touches";
         add("cost", seen.vcpu_share, "vCPU", note, None);
