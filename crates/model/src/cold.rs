@@ -55,14 +55,14 @@ pub struct Cold {
     pub target: Option<Bytes>,
     /// Memory that was not touched for the times in [`UNTOUCHED_FOR`], resident or not.
     pub untouched: [Bytes; 3],
-    /// Recent refaults in bytes per second. They count whole pieces of memory, though the kernel
-    /// reads only the touched pages of a piece.
+    /// Memory that was refaulted recently, per second.
     pub refaulted_per_s: Bytes,
-    /// Recent refaults in pieces of memory per second: each is a wait.
+    /// Recent refaults in pages per second: each is a wait.
     pub refaults_per_s: f64,
     /// Stall of a vCPU per touch of a page that is out, in nanoseconds; 0: not measured.
     pub refault_ns: u64,
-    /// Paged out since the worker last connected; memory that is paged out twice counts twice.
+    /// Paged out since the worker began to page the VM; memory that is paged out twice counts
+    /// twice.
     pub paged_out: Bytes,
     /// The part of `paged_out` that was touched again or read back.
     pub returned: Bytes,

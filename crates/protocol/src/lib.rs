@@ -115,15 +115,14 @@ pub enum Request {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,
     },
-    /// Restores the guest's access to these granules; no trap reports it. Paged-out parts are
-    /// read while the host has memory for them, and for at most a tenth of a second. Answered
-    /// with [`Answer::Done`]: the number of granules that were revoked.
+    /// Restores the guest's access to these granules; no trap reports it. Pages in the host's swap
+    /// stay there. Answered with [`Answer::Done`]: the number of granules that were revoked.
     Recall {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,
     },
-    /// Gives everything back and stops tracking. Paged-out parts are read while the host has
-    /// memory for them. Answered with [`Answer::Done`].
+    /// Gives everything back and stops tracking. Pages in the host's swap stay there. Answered
+    /// with [`Answer::Done`].
     Release,
     /// Asks for the state; also the keep-alive without which the shim gives everything back.
     Status,

@@ -17,9 +17,10 @@
 //! (`granules`), how they are chosen and how their touches are interpreted (`strategy`: `probes`
 //! in the product, `lru` for comparison), its costs for the VM (`cost`), the memory it holds
 //! (`holdings`), the memory that the guest frees (`freed`), and the memory that is paged out
-//! (`cold`). [`Dedup`] keeps identical pages of many VMs once. If no worker runs, [`unshare()`]
-//! gives VMs private copies of their shared pages, and [`read_back()`] reads back their memory
-//! that is paged out. `process` drives many of them by orders; experiments drive one directly:
+//! (`pager`). A VM without the shim is tracked by `outside`. [`Dedup`] keeps identical pages of
+//! many VMs once. If no worker runs, [`unshare()`] gives VMs private copies of their shared pages,
+//! and [`read_back()`] reads back their memory that is paged out. `process` drives many of them by
+//! orders; experiments drive one directly:
 //!
 //! ```no_run
 //! use worker::{Mode, STEP, Settings, Tracked};

@@ -50,8 +50,8 @@ use blocks::{
     AGAIN, Block, BlockSample, PIECE, block_of, block_range, count_out, leaves_enough, pieces,
     seconds,
 };
-pub(super) use recall::recall_all;
 use recall::{BATCH, LONGEST, Recall, read_blocks, room};
+pub(super) use recall::{is_swapped, recall_all};
 
 use super::granules::PAGE;
 use super::holdings::Holdings;

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use model::{Bytes, Cold, Reading};
 use protocol::Region;
-use sys::memory_of::Counters;
 use sys::outside::{self, Outside as Memory};
 use sys::process::Identity;
 use sys::userfaultfd::Range;
 
 use super::granules::PAGE;
-use super::pager::Pager;
+use super::pager::{Pager, is_swapped};
 
 /// How often the ability of the host to page VMs, and the cost of a refault, are checked.
 const REVIEW_EVERY: Duration = Duration::from_secs(30);
@@ -130,7 +129,7 @@ impl Paging {
 
     /// Whether part of QEMU's memory is in swap.
     pub(super) fn has_out(&self) -> bool {
-        Counters::of(self.process.pid).is_ok_and(|counters| !counters.swapped.is_zero())
+        is_swapped(self.process)
     }
 
     /// Reads everything back from now on, including memory that an earlier worker paged out.

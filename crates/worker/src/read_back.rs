@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use sys::memory_of::Counters;
 use sys::process::Identity;
 
-use super::pager::recall_all;
+use super::pager::{is_swapped, recall_all};
 
 /// The longest time for one VM: its memory is read as long as the host has room for it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -13,12 +12,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Reads back the paged-out memory of these QEMU processes. A page that cannot be read stays in
 /// the host's swap, and comes back at a touch.
 pub fn read_back(processes: &[Identity]) {
-    let is_out = |process: &Identity| {
-        Counters::of(process.pid).is_ok_and(|counters| !counters.swapped.is_zero())
-    };
     let until = Instant::now() + PATIENCE;
     std::thread::scope(|scope| {
-        for process in processes.iter().filter(|process| is_out(process)) {
+        for process in processes.iter().filter(|process| is_swapped(**process)) {
             // A process that has ended has nothing to read.
             scope.spawn(|| drop(recall_all(*process, until)));
         }

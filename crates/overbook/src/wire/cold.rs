@@ -19,7 +19,7 @@ pub struct ColdStatus {
     pub untouched_1min_bytes: u64,
     /// Not touched for ten minutes.
     pub untouched_10min_bytes: u64,
-    /// Memory refaulted per second lately, counted in whole pieces.
+    /// Memory refaulted per second lately.
     pub refaulted_bytes_per_second: u64,
     /// Refaults per second.
     pub refaults_per_second: f64,

@@ -112,6 +112,11 @@ pub(in super::super) fn recall_all(process: Identity, until: Instant) -> io::Res
     }
 }
 
+/// Whether part of a process's memory is in swap.
+pub(in super::super) fn is_swapped(process: Identity) -> bool {
+    swapped(process).is_ok_and(|swapped| !swapped.is_zero())
+}
+
 fn swapped(process: Identity) -> io::Result<Bytes> {
     Counters::of(process.pid).map(|counters| counters.swapped).map_err(io::Error::other)
 }
