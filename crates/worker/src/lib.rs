@@ -46,7 +46,9 @@ mod cost;
 mod dedup;
 #[cfg(test)]
 mod fake_shim;
+mod fault_thread;
 mod freed;
+mod granule_table;
 mod granules;
 mod holdings;
 mod link;

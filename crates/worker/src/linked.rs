@@ -5,41 +5,34 @@
 //!   traps, page states ──► strategy.touched, revoked      strategy.revoke, tracking ──► requests
 //! ```
 //!
-//! **Revoked granules.** Only the shim knows to which granules access is revoked: I/O may pin a
-//! page. The page states show it after each answer to a revocation. A granule that is still
-//! accessible was touched before the answer came (its trap tells), or could not be revoked.
-//!
 //! When the shim gives everything back, tracking pauses and then starts again. The strategy keeps
 //! its knowledge of the guest.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use model::tracking::TrackingCost;
 use model::{Bytes, Reading, Time, Tracking};
 use pages::curve::MissRatioCurve;
-use protocol::layout::{GiveBack, PageState};
-use protocol::{MAX_REVOKE, Merged, Refusal, State as ShimState};
+use protocol::layout::GiveBack;
+use protocol::{Merged, Refusal, State as ShimState};
 use sys::meminfo::MemInfo;
 use sys::process::Identity;
-use sys::threads::Thread;
 
 use super::clock::{moment, now_us, own_cpu_ns, time};
 use super::cost::{Before, CostMeter, WINDOW};
+use super::fault_thread::FaultThread;
 use super::freed::{Freed, FreedOrder};
+use super::granule_table::{GranuleEvent, GranuleTable};
 use super::granules::{Granules, PAGE};
 use super::link::{Link, LinkError, LinkEvent};
 use super::mode::Settings;
 use super::paging::Paging;
-use super::strategy::{Estimate, Strategy};
+use super::strategy::Estimate;
 use super::tracked::State;
 
 /// How often the shim's status is requested; it gives everything back after two seconds of silence.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
-/// How long a recalled granule stays accessible: until its identical pages are merged.
-const RECALLED: Duration = Duration::from_secs(1);
-/// The name of the shim's thread that handles faults.
-const FAULT_THREAD: &str = "overbook-fault";
 /// How long tracking pauses after the shim has given everything back.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -47,11 +40,9 @@ const PAUSE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Linked {
     link: Link,
-    granules: Granules,
-    strategy: Box<dyn Strategy>,
+    table: GranuleTable,
     /// The tracking that was last requested; `None`: none, or it must be requested again.
     asked: Option<protocol::Tracking>,
-    is_on: bool,
     resumes: Option<Instant>,
     status_due: Instant,
     given_back: u64,
@@ -62,11 +53,6 @@ pub(super) struct Linked {
     lost: u64,
     /// Results of merges that were not yet taken, with the number of the request.
     merged: VecDeque<(u32, Result<Merged, Refusal>)>,
-    /// Granules, by index, that were recalled, and until when they stay accessible: the strategy is
-    /// not told.
-    recalled: BTreeMap<u32, Instant>,
-    /// Granules to recall, by number.
-    to_recall: Vec<u32>,
     freed: Freed,
     paging: Paging,
     is_leaving: bool,
@@ -93,9 +79,7 @@ impl Linked {
             strategy.begin_after(before.share, WINDOW.saturating_sub(ago));
         }
         Ok(Self {
-            strategy,
             asked: None,
-            is_on: false,
             resumes: None,
             status_due: Instant::now() + STATUS_EVERY,
             given_back: counters.given_back,
@@ -104,26 +88,24 @@ impl Linked {
             fault_thread: FaultThread::of(process.pid),
             lost: 0,
             merged: VecDeque::new(),
-            recalled: BTreeMap::new(),
-            to_recall: Vec::new(),
             freed: Freed::of(process),
             paging: Paging::of(process, link.regions(), granules.granule_pages()),
             is_leaving: false,
             is_to_read: false,
-            granules,
+            table: GranuleTable::new(granules, strategy),
             link,
         })
     }
 
     /// The whole curve, sizes in bytes.
     pub(super) fn curve(&self) -> Option<MissRatioCurve> {
-        let estimate = self.strategy.estimate(time(now_us()))?;
+        let estimate = self.table.strategy().estimate(time(now_us()))?;
         Some(estimate.curve.scaled(self.granule_bytes()))
     }
 
     /// Guest RAM.
     pub(super) fn ram(&self) -> Bytes {
-        self.granules.bytes()
+        self.table.granules().bytes()
     }
 
     /// The number of traps that were overwritten before they were read.
@@ -143,12 +125,12 @@ impl Linked {
 
     /// Whether all granules are tracked now.
     pub(super) fn is_following(&self) -> bool {
-        self.is_on && self.strategy.is_following()
+        self.table.is_on() && self.table.strategy().is_following()
     }
 
     /// The event that intermittent tracking watches, as of the last interval.
     pub(super) fn event(&self) -> Option<f64> {
-        self.strategy.event()
+        self.table.strategy().event()
     }
 
     /// Asks the shim to give everything back. If that fails, it does so when the connection closes.
@@ -175,7 +157,7 @@ impl Linked {
 
     #[expect(clippy::cast_precision_loss, reason = "a granule has at most 2 MiB")]
     fn granule_bytes(&self) -> f64 {
-        self.granules.granule_bytes() as f64
+        self.table.granules().granule_bytes() as f64
     }
 
     /// Handles the messages that have come, and sends the requests that are due.
@@ -195,22 +177,19 @@ impl Linked {
         if counters.given_back != self.given_back {
             self.given_back = counters.given_back;
             let why = self.link.last_given_back();
-            self.pause(&why.as_ref().map_or_else(String::new, GiveBack::to_string), state);
+            self.pause(&why.as_ref().map_or_else(String::new, GiveBack::to_string), state)?;
         }
         if let Some(taken) = self.cost.look(counters, now, || self.fault_thread.waited_ns()) {
-            self.strategy.observe(time(now), self.cost.trap_ns(), taken);
+            self.table.strategy_mut().observe(time(now), self.cost.trap_ns(), taken);
         }
         self.keep_in_touch()?;
         self.recall()?;
         let began_ns = own_cpu_ns();
         self.freed.step(&mut self.link)?;
-        let Self { paging, granules, strategy, .. } = self;
-        paging.step(|| {
-            let ages = strategy.ages(time(now)).into_iter();
-            ages.map(|(index, age)| (granules.number(index), age)).collect()
-        });
+        let Self { paging, table, .. } = self;
+        paging.step(|| table.ages(time(now)));
         self.freeing_ns = own_cpu_ns().saturating_sub(began_ns);
-        if self.is_on { self.revoke(time(now)) } else { Ok(()) }
+        self.revoke(time(now))
     }
 
     /// Handles the messages that have come.
@@ -228,27 +207,17 @@ impl Linked {
 
     /// Whether access to this page is revoked. If so, its granule is noted for a
     /// [recall](Self::recall).
-    pub(super) fn is_out_of_reach(&mut self, page: u32) -> Result<bool, LinkError> {
-        let is_staged = self.link.page_state(page)? == PageState::Staged;
-        let number = page / self.granules.granule_pages();
-        if is_staged
-            && let Some(granule) = self.granules.index(number)
-            && self.to_recall.len() < MAX_REVOKE
-            && !self.recalled.contains_key(&granule)
-        {
-            self.recalled.insert(granule, Instant::now() + RECALLED);
-            self.to_recall.push(number);
-        }
-        Ok(is_staged)
+    pub(super) fn is_revoked(&mut self, page: u32) -> Result<bool, LinkError> {
+        self.table.note_recall(page, time(now_us()), &self.link)
     }
 
     /// Requests the recall of the noted granules, once the shim has answered the recall before.
-    /// The strategy need not be told: a recall is no touch, and causes no trap.
     pub(super) fn recall(&mut self) -> Result<(), LinkError> {
-        if self.to_recall.is_empty() || self.link.is_recalling() {
+        if self.link.is_recalling() {
             return Ok(());
         }
-        self.link.recall(std::mem::take(&mut self.to_recall))
+        let granules = self.table.take_recalls();
+        if granules.is_empty() { Ok(()) } else { self.link.recall(granules) }
     }
 
     /// The next answer to a request for a pool, a merge or private copies, with its number.
@@ -281,16 +250,18 @@ impl Linked {
     fn hear(&mut self, news: LinkEvent, state: &mut State) -> Result<(), LinkError> {
         match news {
             LinkEvent::Welcome(_) => return Err(LinkError::Unexpected("it greets twice")),
-            LinkEvent::Tracking if self.is_on => {}
+            LinkEvent::Tracking if self.table.is_on() => {}
             LinkEvent::Tracking => {
                 self.link.forget_traps()?;
-                self.is_on = true;
+                self.table.apply(GranuleEvent::Started, &self.link)?;
                 *state = State::Tracking;
             }
-            LinkEvent::Revoked(granules, at) => self.note_revoked(granules, at)?,
-            LinkEvent::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
+            LinkEvent::Revoked(granules, at) => {
+                self.table.apply(GranuleEvent::RevokeAnswered { granules, at }, &self.link)?;
+            }
+            LinkEvent::Refused(Refusal::NotTracking { why }) => self.pause(&why, state)?,
             LinkEvent::Refused(refusal @ Refusal::Kernel { .. }) => {
-                self.pause(&refusal.to_string(), state);
+                self.pause(&refusal.to_string(), state)?;
             }
             LinkEvent::Refused(refusal) => return Err(refusal.into()),
             LinkEvent::Merged(id, outcome) => self.merged.push_back((id, outcome)),
@@ -300,16 +271,16 @@ impl Linked {
             LinkEvent::HandingOver | LinkEvent::Recalled | LinkEvent::Released => {}
             LinkEvent::Status(is, staging) => {
                 self.paging.set_staging(staging);
-                self.note_status(is, state);
+                self.note_status(is, state)?;
             }
         }
         Ok(())
     }
 
-    fn note_status(&mut self, is: ShimState, state: &mut State) {
+    fn note_status(&mut self, is: ShimState, state: &mut State) -> Result<(), LinkError> {
         match is {
-            ShimState::On(_) => {}
-            ShimState::Off if self.asked.is_none() => {}
+            ShimState::On(_) => Ok(()),
+            ShimState::Off if self.asked.is_none() => Ok(()),
             ShimState::Off => self.pause("the shim is off", state),
             ShimState::Suspended { why } | ShimState::Unsupported { why } => {
                 self.pause(&why, state)
@@ -318,71 +289,27 @@ impl Linked {
     }
 
     /// Notes that no granule is revoked any more. Tracking starts again after [`PAUSE`].
-    fn pause(&mut self, why: &str, state: &mut State) {
-        if self.is_on || self.resumes.is_none() {
+    fn pause(&mut self, why: &str, state: &mut State) -> Result<(), LinkError> {
+        if self.table.is_on() || self.resumes.is_none() {
             self.resumes = Some(Instant::now() + PAUSE);
         }
-        if self.is_on {
-            self.strategy.given_back(time(now_us()));
-        }
-        self.is_on = false;
         self.asked = None;
-        self.recalled.clear();
-        self.to_recall.clear();
         *state = State::Waiting { why: format!("resting: {why}") };
+        self.table.apply(GranuleEvent::GivenBack { now: time(now_us()) }, &self.link)
     }
 
-    /// Handles the answer to a revocation: finds which of these granules are revoked.
-    fn note_revoked(&mut self, granules: Vec<u32>, at: Time) -> Result<(), LinkError> {
-        if !self.is_on {
-            // The shim has given everything back in between.
-            return Ok(());
-        }
-        let granule_pages = self.granules.granule_pages();
-        for granule in granules {
-            let number = self.granules.number(granule);
-            let is_staged = self.link.is_staged(number, granule_pages)?;
-            match self.recalled.remove(&granule) {
-                None if is_staged => self.strategy.revoked(granule, at),
-                None => {
-                    let first = number.saturating_mul(granule_pages);
-                    let states =
-                        self.link.page_states(first..first.saturating_add(granule_pages))?;
-                    // A plain page was touched, which its trap tells, or I/O pins it for a moment.
-                    if !states.contains(&PageState::Plain) {
-                        let is_given_up = states.contains(&PageState::Freed);
-                        self.strategy.cannot_be_revoked(granule, at, is_given_up);
-                    }
-                }
-                // All of its pages were merged, or it was touched.
-                Some(_) if !is_staged => self.strategy.called_back(granule, at),
-                Some(_) => {}
-            }
-        }
-        Ok(())
-    }
-
+    /// Passes the traps on.
     fn drain(&mut self, now_us: u64) -> Result<(), LinkError> {
-        let Self { link, granules, strategy, is_on, lost, recalled, .. } = self;
-        let drained = link.drain(granules.end(), |trap| {
-            if let Some(granule) = granules.index(trap.granule).filter(|_| *is_on) {
-                recalled.remove(&granule);
-                strategy.touched(granule, moment(trap.at_us, now_us));
-            }
-        })?;
-        *lost = lost.saturating_add(drained.lost);
-        if drained.lost > 0 && *is_on {
-            let mut failed = None;
-            strategy.resync(time(now_us), &mut |granule| {
-                let number = granules.number(granule);
-                let staged = link.is_staged(number, granules.granule_pages());
-                recalled.contains_key(&granule)
-                    || staged.unwrap_or_else(|error| {
-                        failed = Some(error);
-                        false
-                    })
-            });
-            return failed.map_or(Ok(()), Err);
+        let mut touches = Vec::new();
+        let drained = self.link.drain(self.table.granules().end(), |trap| touches.push(trap))?;
+        for trap in touches {
+            let event =
+                GranuleEvent::Touched { number: trap.granule, at: moment(trap.at_us, now_us) };
+            self.table.apply(event, &self.link)?;
+        }
+        self.lost = self.lost.saturating_add(drained.lost);
+        if drained.lost > 0 {
+            self.table.apply(GranuleEvent::TouchesLost { now: time(now_us) }, &self.link)?;
         }
         Ok(())
     }
@@ -393,23 +320,20 @@ impl Linked {
         if self.link.is_revoking() {
             return Ok(());
         }
-        let mut granules = self.strategy.revoke(now);
-        let moment = Instant::now();
-        granules
-            .extend(self.recalled.iter().filter(|(_, until)| **until <= moment).map(|(it, _)| it));
-        granules.truncate(MAX_REVOKE);
-        if granules.is_empty() {
+        let indexes = self.table.to_revoke(now);
+        if indexes.is_empty() {
             return Ok(());
         }
-        let numbers = granules.iter().map(|index| self.granules.number(*index)).collect();
-        self.link.revoke(numbers, granules, now)
+        let granules = self.table.granules();
+        let numbers = indexes.iter().map(|index| granules.number(*index)).collect();
+        self.link.revoke(numbers, indexes, now)
     }
 
     /// Requests the tracking that the strategy wants, and the shim's status.
     fn keep_in_touch(&mut self) -> Result<(), LinkError> {
         let now = Instant::now();
         let is_due = self.resumes.is_none_or(|moment| now >= moment);
-        let wanted = self.strategy.tracking().filter(|_| is_due && !self.link.is_busy());
+        let wanted = self.table.strategy().tracking().filter(|_| is_due && !self.link.is_busy());
         if let Some(wanted) = wanted.filter(|wanted| self.asked != Some(*wanted)) {
             self.resumes = None;
             // Granules that left the hot set would each trap once more, and tell nothing.
@@ -428,33 +352,8 @@ impl Linked {
 
     /// The reading of the guest's memory, without its swap; `None`: too little is known.
     pub(super) fn reading(&self) -> Option<Reading<Tracking>> {
-        let estimate: Estimate = self.strategy.estimate(time(now_us()))?;
-        let granule = Bytes(self.granules.granule_bytes());
+        let estimate: Estimate = self.table.strategy().estimate(time(now_us()))?;
+        let granule = Bytes(self.table.granules().granule_bytes());
         Some(estimate.reading(self.granule_bytes(), granule, None, self.cost()))
-    }
-}
-
-/// The shim's fault thread: while it waits for a CPU, so do the guest's threads that trapped.
-#[derive(Debug)]
-struct FaultThread {
-    pid: u32,
-    thread: Option<Thread>,
-    waited_ns: Option<u64>,
-}
-
-impl FaultThread {
-    fn of(pid: u32) -> Self {
-        Self { pid, thread: None, waited_ns: None }
-    }
-
-    /// The time for which it has waited for a CPU since the last call; 0: unknown.
-    fn waited_ns(&mut self) -> u64 {
-        if self.thread.is_none() {
-            // The shim starts it when tracking starts.
-            self.thread = Thread::named(self.pid, FAULT_THREAD);
-        }
-        let waited_ns = self.thread.as_ref().and_then(Thread::waited_ns);
-        let before_ns = std::mem::replace(&mut self.waited_ns, waited_ns);
-        waited_ns.zip(before_ns).map_or(0, |(now, before)| now.saturating_sub(before))
     }
 }

@@ -352,7 +352,7 @@ impl Vm {
             return Ok(false);
         }
         for page in window.pages().filter(|page| self.book.is_due_for_recall(*page, self.pass())) {
-            recalls |= linked.is_out_of_reach(page)?;
+            recalls |= linked.is_revoked(page)?;
         }
         linked.recall()?;
         Ok(recalls)
