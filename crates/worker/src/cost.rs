@@ -59,6 +59,13 @@ pub(super) struct Before {
     pub(super) until_us: u64,
 }
 
+impl Before {
+    /// The part of the window that is not over at `now_us`: the cost before it is paid.
+    pub(super) fn unpaid(self, now_us: u64) -> Duration {
+        WINDOW.saturating_sub(Duration::from_micros(now_us.saturating_sub(self.until_us)))
+    }
+}
+
 /// Computes the cost from the shim's counters.
 #[derive(Clone, Debug)]
 pub(super) struct CostMeter {

@@ -28,13 +28,15 @@
 //!
 //! Sources: Kim 2014 §4.1; Jia 2017 §3; `pages::dedup` for the data structures.
 
-mod asked;
 mod buffer;
+mod counts;
+mod guest_memory;
 mod mappings;
 mod members;
 mod pace;
 mod propose;
-mod regions;
+mod requests;
+mod scan;
 mod store;
 mod sweep;
 mod vm;
@@ -52,14 +54,15 @@ use sys::pool_file::{AdoptError, NAME_PREFIX};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
-use asked::Target;
 use buffer::Buffer;
 use pace::Pace;
 use propose::{Ahead, KeptPages};
+use requests::Target;
 pub use store::SLOTS;
 use store::Store;
 use sweep::Sweep;
-use vm::{Look, Vm};
+use vm::Vm;
+use window::Look;
 use window::Window;
 
 /// The most merges that wait for the shim: with more, the last ones would be outdated.
@@ -225,7 +228,7 @@ impl Dedup {
             }
         }
         self.send(vms);
-        if self.vms.values().any(Vm::awaits_answer) {
+        if self.vms.values().any(|vm| vm.requests.awaits_answer()) {
             ANSWER_IN
         } else if is_idle || self.pace.credit <= 0.0 {
             IDLE
@@ -250,7 +253,7 @@ impl Dedup {
             let is_short = self.is_to_unshare(pid) && !self.is_unshared(pid) && !has_room();
             is_short.then(|| "the host has no memory for copies of shared pages".to_owned())
         };
-        no_store.or_else(|| self.vms.get(&pid)?.why_not()).or_else(no_room)
+        no_store.or_else(|| self.vms.get(&pid)?.requests.why_not()).or_else(no_room)
     }
 
     /// Whether there is no pool.
@@ -271,7 +274,7 @@ impl Dedup {
 
     /// The VMs' pages.
     pub(super) fn pages(&self) -> u64 {
-        self.vms.values().map(|vm| u64::from(vm.pages())).sum()
+        self.vms.values().map(|vm| u64::from(vm.book.pages())).sum()
     }
 
     /// The memory that the pool uses.
@@ -350,7 +353,7 @@ impl Dedup {
     fn look_in_turn(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
         let ready = |(pid, vm): &(&u32, &Vm)| {
             let is_done = self.is_to_unshare(**pid) && vm.is_unshared();
-            vm.is_here && vm.queued() < MOST_QUEUED && !is_done
+            vm.is_here && vm.requests.merges() < MOST_QUEUED && !is_done
         };
         let after = self.vms.range(self.turn..).find(ready);
         let (&pid, _) = after.or_else(|| self.vms.iter().find(ready))?;
@@ -370,7 +373,7 @@ impl Dedup {
                 return Some(RECALL_CHARGED);
             }
             // The other VMs of the group do not wait for it.
-            vm.rest(&"QEMU has not returned revoked pages in time");
+            vm.requests.pause(&"QEMU has not returned revoked pages in time");
         }
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();

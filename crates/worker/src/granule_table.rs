@@ -217,7 +217,7 @@ impl GranuleTable {
 
     /// The indexes of the granules that the shim is to revoke now: those of the strategy, and
     /// recalled ones whose time has ended.
-    pub(super) fn to_revoke(&mut self, now: Time) -> Vec<u32> {
+    pub(super) fn due_revocations(&mut self, now: Time) -> Vec<u32> {
         if !self.is_on {
             return Vec::new();
         }

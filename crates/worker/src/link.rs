@@ -43,6 +43,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const RELEASE_PATIENCE: Duration = Duration::from_secs(30);
 /// The longest wait for a full backlog: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
+/// How often the shim's status is requested; it gives everything back after two seconds of silence.
+const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// The most requests in flight: the number of unread packets that the kernel queues by default
 /// (`net.unix.max_dgram_qlen`).
 const MOST_IN_FLIGHT: usize = 10;
@@ -193,6 +195,7 @@ pub(super) struct Link {
     /// Requests by number, each with the time at which it was sent.
     in_flight: BTreeMap<u32, (PendingRequest, Instant)>,
     last_id: u32,
+    asked_status: Instant,
     memory: Option<ShimMemory>,
     buffer: Vec<u8>,
 }
@@ -221,7 +224,8 @@ impl Link {
             return Err(LinkError::Impostor { pid, found: peer.process.pid });
         }
         let (in_flight, buffer) = (BTreeMap::new(), vec![0; MAX_PACKET]);
-        let mut link = Self { connection, peer, in_flight, last_id: HELLO, memory: None, buffer };
+        let (last_id, memory, asked_status) = (HELLO, None, Instant::now());
+        let mut link = Self { connection, peer, in_flight, last_id, asked_status, memory, buffer };
         link.ask(&Request::Hello { version: VERSION }, PendingRequest::Hello)?;
         Ok(link)
     }
@@ -247,8 +251,13 @@ impl Link {
         self.ask(&Request::Recall { granules }, PendingRequest::Recall)
     }
 
-    /// Requests the shim's state, which also shows the shim that the worker is alive.
-    pub(super) fn status(&mut self) -> Result<(), LinkError> {
+    /// Requests the shim's state, if that is due: it shows the shim that the worker is alive.
+    pub(super) fn keep_alive(&mut self) -> Result<(), LinkError> {
+        let is_asked = self.awaits(|asked| matches!(asked, PendingRequest::Status));
+        if is_asked || self.asked_status.elapsed() < STATUS_EVERY {
+            return Ok(());
+        }
+        self.asked_status = Instant::now();
         self.ask(&Request::Status, PendingRequest::Status)
     }
 
@@ -313,11 +322,6 @@ impl Link {
     /// Whether a release is in flight.
     pub(super) fn is_releasing(&self) -> bool {
         self.awaits(|asked| matches!(asked, PendingRequest::Release))
-    }
-
-    /// Whether a status request is in flight.
-    pub(super) fn is_asked_for_status(&self) -> bool {
-        self.awaits(|asked| matches!(asked, PendingRequest::Status))
     }
 
     /// Whether a request about freed pages (hand over, or discard) is in flight.

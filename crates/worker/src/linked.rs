@@ -20,7 +20,7 @@ use sys::meminfo::MemInfo;
 use sys::process::Identity;
 
 use super::clock::{moment, now_us, own_cpu_ns, time};
-use super::cost::{Before, CostMeter, WINDOW};
+use super::cost::{Before, CostMeter};
 use super::fault_thread::FaultThread;
 use super::freed::{Freed, FreedOrder};
 use super::granule_table::{GranuleEvent, GranuleTable};
@@ -31,8 +31,6 @@ use super::paging::Paging;
 use super::strategy::Estimate;
 use super::tracked::State;
 
-/// How often the shim's status is requested; it gives everything back after two seconds of silence.
-const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// How long tracking pauses after the shim has given everything back.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -44,7 +42,6 @@ pub(super) struct Linked {
     /// The tracking that was last requested; `None`: none, or it must be requested again.
     asked: Option<protocol::Tracking>,
     resumes: Option<Instant>,
-    status_due: Instant,
     given_back: u64,
     cost: CostMeter,
     /// CPU time that the last step took for freed pages and for paging.
@@ -74,14 +71,11 @@ impl Linked {
         let (now, counters) = (now_us(), link.counters()?);
         let mut strategy = settings.strategy(&granules, time(now));
         if let Some(before) = before {
-            // The cost before the window is paid.
-            let ago = Duration::from_micros(now.saturating_sub(before.until_us));
-            strategy.begin_after(before.share, WINDOW.saturating_sub(ago));
+            strategy.begin_after(before.share, before.unpaid(now));
         }
         Ok(Self {
             asked: None,
             resumes: None,
-            status_due: Instant::now() + STATUS_EVERY,
             given_back: counters.given_back,
             cost: CostMeter::new(counters, now, before),
             freeing_ns: 0,
@@ -271,21 +265,18 @@ impl Linked {
             LinkEvent::HandingOver | LinkEvent::Recalled | LinkEvent::Released => {}
             LinkEvent::Status(is, staging) => {
                 self.paging.set_staging(staging);
-                self.note_status(is, state)?;
+                match is {
+                    ShimState::Off if self.asked.is_some() => {
+                        self.pause("the shim is off", state)?
+                    }
+                    ShimState::Suspended { why } | ShimState::Unsupported { why } => {
+                        self.pause(&why, state)?;
+                    }
+                    ShimState::On(_) | ShimState::Off => {}
+                }
             }
         }
         Ok(())
-    }
-
-    fn note_status(&mut self, is: ShimState, state: &mut State) -> Result<(), LinkError> {
-        match is {
-            ShimState::On(_) => Ok(()),
-            ShimState::Off if self.asked.is_none() => Ok(()),
-            ShimState::Off => self.pause("the shim is off", state),
-            ShimState::Suspended { why } | ShimState::Unsupported { why } => {
-                self.pause(&why, state)
-            }
-        }
     }
 
     /// Notes that no granule is revoked any more. Tracking starts again after [`PAUSE`].
@@ -320,7 +311,7 @@ impl Linked {
         if self.link.is_revoking() {
             return Ok(());
         }
-        let indexes = self.table.to_revoke(now);
+        let indexes = self.table.due_revocations(now);
         if indexes.is_empty() {
             return Ok(());
         }
@@ -343,11 +334,7 @@ impl Linked {
             self.asked = Some(wanted);
             self.link.track(wanted)?;
         }
-        if now >= self.status_due && !self.link.is_asked_for_status() {
-            self.status_due = now + STATUS_EVERY;
-            self.link.status()?;
-        }
-        Ok(())
+        self.link.keep_alive()
     }
 
     /// The reading of the guest's memory, without its swap; `None`: too little is known.

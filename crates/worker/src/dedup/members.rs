@@ -11,7 +11,7 @@ use sys::process::Identity;
 
 use super::super::tracked::Tracked;
 use super::Dedup;
-use super::regions::{page_count, ranges};
+use super::guest_memory::page_count;
 use super::store::{SLOTS, Store};
 use super::vm::Vm;
 
@@ -59,16 +59,16 @@ impl Dedup {
         let file = &store.file;
         let mut left = Vec::new();
         let met = tracked.with_shim(|linked, session| {
-            if vm.session != Some(session) && vm.is_awake() {
+            if vm.session != Some(session) && !vm.requests.is_paused() {
                 left.extend(vm.meet_again(session, linked.link())?);
                 if let Ok(reader) = file.reader() {
-                    vm.use_pool(linked.link(), reader.as_fd(), SLOTS)?;
+                    vm.requests.use_pool(linked.link(), reader.as_fd(), SLOTS)?;
                 }
             }
             left.extend(vm.settle(linked)?);
             Ok(())
         });
-        vm.is_here = met.is_some() && vm.is_ready();
+        vm.is_here = met.is_some() && vm.requests.is_ready();
         if met.is_some() {
             vm.met = boot_now();
         }
@@ -82,7 +82,7 @@ impl Dedup {
     /// Adds the references of the pages that the VM already shares with the pool.
     fn with_shares(&mut self, process: Identity, mut vm: Vm) -> Option<Vm> {
         let store = self.store.as_mut()?;
-        let sharers = pool_maps::sharers(process.pid, store.id, &ranges(&vm.regions)).ok()?;
+        let sharers = pool_maps::sharers(process.pid, store.id, &vm.memory.ranges()).ok()?;
         let sharers = process.still(sharers).ok()?;
         vm.adopt(&sharers, &mut store.slots);
         let left = store.met(process.pid);
@@ -99,10 +99,11 @@ impl Dedup {
     }
 
     /// Admits a VM. Without free numbers for its pages, only its references are kept.
-    fn number(&mut self, pid: u32, vm: Vm) {
-        if let Some(first) = self.free_numbers(vm.pages()) {
-            self.grow(vm.pages());
-            self.vms.insert(pid, vm.numbered_from(first));
+    fn number(&mut self, pid: u32, mut vm: Vm) {
+        if let Some(first) = self.free_numbers(vm.book.pages()) {
+            self.grow(vm.book.pages());
+            vm.first = first;
+            self.vms.insert(pid, vm);
         } else if let Some(store) = &mut self.store {
             let (process, slots) = vm.into_holder();
             store.hold(pid, process, slots);
@@ -127,7 +128,7 @@ impl Dedup {
     /// Enlarges the index for another VM: the pool's contents stay in it, all others are found
     /// again.
     fn grow(&mut self, more: u32) {
-        let pages = self.vms.values().fold(more, |pages, vm| pages.saturating_add(vm.pages()));
+        let pages = self.vms.values().fold(more, |pages, vm| pages.saturating_add(vm.book.pages()));
         if pages > self.capacity {
             self.capacity = pages;
             self.index = Index::new(pages);

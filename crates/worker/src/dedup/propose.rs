@@ -12,8 +12,8 @@ use sys::pool_file::Page;
 
 use super::super::tracked::Tracked;
 use super::Dedup;
-use super::asked::Target;
 use super::buffer::{Buffer, Kept};
+use super::requests::Target;
 use super::vm::Vm;
 use super::window::Window;
 
@@ -65,7 +65,7 @@ impl Dedup {
         let buffer = self.buffer.bytes_mut();
         for run in window.runs() {
             let Some(bytes) = buffer.get_mut(..run.len() * PAGE_LEN) else { break };
-            let read = vm.read(run.start, bytes);
+            let read = vm.memory.read(run.start, bytes);
             for (page, content) in run.zip(bytes[..read].chunks_exact(PAGE_LEN)) {
                 let hash = (!is_zeros(content)).then(|| (self.hash)(content, self.seed));
                 if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
@@ -181,7 +181,7 @@ pub(super) struct Ahead {
 impl Ahead {
     /// Reads this page and the existing ones after it; `false`: it does not exist.
     fn read(&mut self, pid: u32, vm: &Vm, page: u32) -> bool {
-        let read = vm.read_there(page, self.bytes.bytes_mut()) / PAGE_LEN;
+        let read = vm.memory.read_there(page, self.bytes.bytes_mut()) / PAGE_LEN;
         self.pid = pid;
         self.pages = page..page + u32::try_from(read).unwrap_or(0);
         read > 0

@@ -22,7 +22,8 @@ use pages::dedup::KnownPages;
 use pages::offline::Sampled;
 
 use super::super::tracked::Tracked;
-use super::vm::{Look, Vm};
+use super::vm::Vm;
+use super::window::Look;
 use super::window::Window;
 use super::{Dedup, MOST_QUEUED};
 
@@ -135,7 +136,8 @@ impl Dedup {
         known: &KnownPages,
     ) -> Option<u32> {
         let is_due = |(pid, vm): &(&u32, &Vm)| {
-            let is_ready = vm.is_here && vm.queued() < MOST_QUEUED && !self.is_to_unshare(**pid);
+            let is_ready =
+                vm.is_here && vm.requests.merges() < MOST_QUEUED && !self.is_to_unshare(**pid);
             is_ready && Instant::now() >= vm.sweep.due
         };
         let after = self.vms.range(self.sweep_turn..).find(is_due);
@@ -149,7 +151,7 @@ impl Dedup {
         let left = vm.look(&mut window, &states?, Look::Sweep);
         let mut again = vm.sweep.keep_due(&mut window);
         let sampled = keep_known(vm, &mut window, known);
-        let before = vm.queued();
+        let before = vm.requests.merges();
         again.retain(|page| window.wanted[(page - window.first) as usize]);
         let mut is_used_again = again.iter().any(|page| vm.book.is_unread(*page));
         self.leave_all(left);
@@ -163,7 +165,7 @@ impl Dedup {
                 vm.sweep.forget(page);
             }
         }
-        vm.sweep.has_found |= is_used_again || vm.queued() > before;
+        vm.sweep.has_found |= is_used_again || vm.requests.merges() > before;
         let read = window.runs().map(|run| run.len()).sum::<usize>();
         self.looked += read as u64;
         let charged = WINDOW_CHARGED + sampled / SAMPLED_AT_ONCE + read;
@@ -179,7 +181,7 @@ fn keep_known(vm: &mut Vm, window: &mut Window, known: &KnownPages) -> usize {
     let sampled: Vec<usize> = (0..).zip(wanted).filter_map(|(at, is)| is.then_some(at)).collect();
     let addresses: Vec<u64> = sampled.iter().map(|at| window.address_at(*at) + first).collect();
     let mut begun = Vec::new();
-    for (&at, word) in sampled.iter().zip(vm.read_words(&addresses)) {
+    for (&at, word) in sampled.iter().zip(vm.memory.read_words(&addresses)) {
         if word == 0 || known.may_begin_with(word) {
             begun.push((at, word));
         } else {
@@ -188,7 +190,7 @@ fn keep_known(vm: &mut Vm, window: &mut Window, known: &KnownPages) -> usize {
     }
     let of_rest = |(at, _): &(usize, u64)| rest.map(|offset| window.address_at(*at) + offset);
     let addresses: Vec<u64> = begun.iter().flat_map(of_rest).collect();
-    let words = vm.read_words(&addresses);
+    let words = vm.memory.read_words(&addresses);
     for (&(at, first), [second, third, fourth]) in begun.iter().zip(words.as_chunks().0) {
         let words = [first, *second, *third, *fourth];
         if words != [0; 4] {
@@ -207,7 +209,7 @@ fn leave_out_empty(vm: &Vm, window: &mut Window, first: u64) -> usize {
     let are_new = groups.filter(|(_, group)| group.iter().all(|is_new| *is_new));
     let asked: Vec<usize> = are_new.map(|(group, _)| group * TOGETHER + turn).collect();
     let addresses: Vec<u64> = asked.iter().map(|at| window.address_at(*at) + first).collect();
-    for (at, word) in asked.iter().zip(vm.read_words(&addresses)) {
+    for (at, word) in asked.iter().zip(vm.memory.read_words(&addresses)) {
         if word == 0 {
             window.wanted[at - turn..][..TOGETHER].fill(false);
         }

@@ -3,8 +3,23 @@
 use std::ops::Range;
 
 use pages::dedup::Book;
+use protocol::layout::PageState;
 
 use super::super::granules::PAGE;
+
+/// A window without due or changed pages is scanned in one of this number of passes.
+const LOOKED_AT_EVERY: u32 = 8;
+
+/// The purpose of scanning a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Read the pages that are due.
+    Pass,
+    /// Sample the pages that exist.
+    Sweep,
+    /// Copy shared pages.
+    Unshare,
+}
 
 /// Pages of one VM that are scanned together: those of a huge page.
 #[derive(Debug)]
@@ -31,6 +46,18 @@ impl Window {
 
     pub(super) fn pages(&self) -> Range<u32> {
         self.first..self.first + self.count
+    }
+
+    /// Whether it has no page to read and, by the page states, no change. It is scanned
+    /// occasionally all the same: if the shim cannot replace a shared page, it does not report a
+    /// guest's write to it.
+    pub(super) fn is_still(&self, states: &[PageState], book: &Book, pass: u32) -> bool {
+        !pass.wrapping_add(self.first / Self::PAGES).is_multiple_of(LOOKED_AT_EVERY)
+            && self.pages().zip(states).all(|(page, state)| match state {
+                PageState::Merged => book.slot(page).is_some(),
+                PageState::Plain => book.rests(page, pass),
+                _ => false,
+            })
     }
 
     /// The number of the page at this index.

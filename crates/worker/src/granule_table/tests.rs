@@ -132,8 +132,8 @@ impl Run {
         let region = Region { first_page: 0, pages: GRANULES * GRANULE_PAGES, address: 0 };
         let granules = Granules::new(&[region], Some(GRANULE_PAGES), Bytes::mib(64)).unwrap();
         let strategy = Box::new(ProbeStrategy::new(BUDGET, &granules, seed, Time(0)));
-        let mut shim = ModelShim::default();
-        shim.states = vec![PageState::Plain; GRANULES as usize];
+        let states = vec![PageState::Plain; GRANULES as usize];
+        let shim = ModelShim { states, ..ModelShim::default() };
         Self { table: GranuleTable::new(granules, strategy), shim, now: Time(0) }
     }
 
@@ -208,7 +208,7 @@ impl Run {
             }
         }
         if !is_revoking {
-            let indexes = self.table.to_revoke(self.now);
+            let indexes = self.table.due_revocations(self.now);
             if !indexes.is_empty() {
                 requests.push_back(ShimRequest::Revoke(indexes, self.now));
             }
@@ -301,11 +301,11 @@ fn a_recalled_granule_is_revoked_again_after_a_second_and_counts_as_untouched() 
     run.serve_all();
     run.step(0);
     assert_eq!(*run.shim.state(7), PageState::Plain);
-    assert!(!run.table.to_revoke(run.now).contains(&7));
+    assert!(!run.table.due_revocations(run.now).contains(&7));
     let age = |run: &mut Run| run.table.ages(run.now)[7].1.unwrap();
     let before = age(&mut run);
     run.now = run.now.after(RECALLED);
-    let indexes = run.table.to_revoke(run.now);
+    let indexes = run.table.due_revocations(run.now);
     assert!(indexes.contains(&7));
     run.shim.requests.push_back(ShimRequest::Revoke(indexes, run.now));
     run.shim.serve();
