@@ -22,7 +22,7 @@ impl DiskHost {
         let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
         let at = dir.path().display();
         let config = format!(
-            "[host]\nattach = \"off\"\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
              [group.web]\nvms = [\"web-*\"]\n\
              [disk.swap]\nvm = \"web-1\"\nfile = \"{at}/{file}\"\nsize = \"{size}\"\n"
         );

@@ -192,7 +192,7 @@ impl Victim {
         fs::create_dir_all(dir.join("run/state")).unwrap();
         let (shown, config) = (dir.display(), dir.join("overbook.toml"));
         let text = format!(
-            "[host]\nattach = \"off\"\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
              [mode]\nballoon = \"observe\"\n[api]\nsocket = \"{shown}/run/overbook.sock\"\n\
              [group.web]\nvms = [\"web-*\"]\n[group.db]\nvms = [\"db-*\"]\n\
              [pool]\nname = \"test\"\nhost = \"b\"\nmovable = [\"web-*\"]\n{pool}\

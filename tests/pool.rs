@@ -35,7 +35,7 @@ impl MemberHost {
         });
         let shown = dir.display();
         let config = format!(
-            "[host]\nattach = \"off\"\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
              [mode]\nballoon = \"observe\"\n\
              [api]\nsocket = \"{shown}/run/overbook.sock\"\n\
              [overload]\ninterval_s = 2\npages_per_s = 20\nwindow = 4\nsustained = 3\n\

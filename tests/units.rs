@@ -203,7 +203,7 @@ fn a_stop_releases_and_a_restart_does_not() {
     fs::create_dir(dir.path().join("log")).unwrap();
     let config = dir.path().join("overbook.toml");
     let text = format!(
-        "[host]\nattach = \"off\"\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n"
+        "[host]\nattach = \"off\"\ngrace_s = 0\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n"
     );
     fs::write(&config, text).unwrap();
     let (systemd, unit) = (Systemd::start(&programs, dir.path(), &config), "overbook.service");
@@ -246,7 +246,7 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     let port = TcpListener::bind((here, 0)).unwrap().local_addr().unwrap().port();
     let config = dir.path().join("overbook.toml");
     let text = format!(
-        "[host]\nattach = \"off\"\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
+        "[host]\nattach = \"off\"\ngrace_s = 0\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
          [group.shop]\nvms = [\"one\"]\n[disk.swap]\nvm = \"one\"\nfile = \"{at}/file\"\n\
          size = \"32MiB\"\nrepositories = [\"{here}:{port}\"]\ntls = \"{tls}/disks\"\n"
     );
@@ -320,7 +320,7 @@ fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
     let tls = pki::controller(&authority, order("a")).unwrap();
     let endpoints = members.endpoints();
     let text = format!(
-        "[host]\nattach = \"off\"\nqmp = [\"{at}/*.sock\"]\nstate = \"{at}/state\"\n\
+        "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [\"{at}/*.sock\"]\nstate = \"{at}/state\"\n\
          [pool]\nhost = \"a\"\netcd = {endpoints:?}\ntls = \"{tls}\"\n",
         at = dir.path().display(),
         tls = tls.display()
@@ -371,7 +371,7 @@ fn a_qemu_that_comes_is_a_unit_of_its_own_and_outlives_the_daemon() {
     let (at, endpoints, own) = (dir.path().display(), members.endpoints(), issue("b"));
     let text = |host: &str, tls: &Path| {
         format!(
-            "[host]\nattach = \"off\"\nqmp = [\"{at}/qmp/*.sock\"]\nstate = \"{at}/state\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [\"{at}/qmp/*.sock\"]\nstate = \"{at}/state\"\n\
              [api]\nsocket = \"{at}/overbook.sock\"\n[group.web]\nvms = [\"web-*\"]\n\
              [pool]\nhost = \"{host}\"\netcd = {endpoints:?}\ntls = \"{}\"\n\
              movable = [\"web-*\"]\naddress = \"127.0.0.1\"\nincoming = \"{at}/start\"\n",

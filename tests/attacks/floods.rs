@@ -42,7 +42,7 @@ impl FloodedDaemon {
         let tcp = format!("127.{}.{middle}.{low}:7780", 64 + high);
         let config = dir.path().join("overbook.toml");
         let text = format!(
-            "[host]\nattach = \"off\"\nqmp = [\"{at}/qmp/*.sock\"]\nstate = \"{at}/state\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [\"{at}/qmp/*.sock\"]\nstate = \"{at}/state\"\n\
              [api]\nsocket = \"{at}/s\"\ntcp = \"{tcp}\"\ntoken_file = \"{at}/token\"\n"
         );
         fs::write(&config, text).unwrap();

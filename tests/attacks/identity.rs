@@ -206,7 +206,7 @@ fn a_release_asks_no_qemu_of_another_overbook_and_none_that_only_looks_like_one(
     until_it_saw(&attacker, "it maps 100 files");
     let config = own.path().join("overbook.toml");
     let host = format!(
-        "[host]\nattach = \"off\"\nstate = {state:?}\nqmp = [\"{}/*.sock\"]\n[api]\nsocket = \"{}/api.sock\"\n",
+        "[host]\nattach = \"off\"\ngrace_s = 0\nstate = {state:?}\nqmp = [\"{}/*.sock\"]\n[api]\nsocket = \"{}/api.sock\"\n",
         evil.display(),
         own.path().display()
     );

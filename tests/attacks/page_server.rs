@@ -92,7 +92,7 @@ impl Served {
             )
         };
         let config = format!(
-            "[host]\nattach = \"off\"\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
              [group.web]\nvms = [\"web-*\"]\n{}{}{more}",
             disk("other", "web-2"),
             disk("mine", "web-1"),

@@ -9,7 +9,9 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
+use model::{
+    Bytes, ColdSpec, DedupSpec, FreePagesSpec, Millis, Mode, PagesPerMs, Policy, TrackingBudget,
+};
 use overbook::client::ApiClient;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
@@ -47,6 +49,8 @@ pub struct DaemonSettings {
     /// the least is half of that. In either case a group pays for the memory that its VMs were
     /// provisioned with.
     pub guaranteed: Option<Bytes>,
+    /// Time for which nothing is taken after a start and a change of the configuration.
+    pub grace: Millis,
 }
 
 impl From<Mode> for DaemonSettings {
@@ -54,8 +58,8 @@ impl From<Mode> for DaemonSettings {
     fn from(mode: Mode) -> Self {
         let (dedup, tracking) = (DedupSpec::Off, TrackingBudget::default());
         let (policy, free_pages) = (Policy::Demand, FreePagesSpec::Off);
-        let (cold, lend, guaranteed) = (ColdSpec::Off, false, None);
-        Self { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed }
+        let (cold, lend, guaranteed, grace) = (ColdSpec::Off, false, None, Millis(0));
+        Self { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed, grace }
     }
 }
 
@@ -214,13 +218,13 @@ fn socket(dir: &Path) -> PathBuf {
 /// The daemon's configuration: one group for each group of the guests.
 fn configuration(lab: &Lab, settings: DaemonSettings, overbooked: Option<&Overbooked>) -> String {
     let dir = lab.dir().display();
-    let mode = settings.mode;
+    let (mode, grace_s) = (settings.mode, settings.grace.0 / 1_000);
     let dedup = match settings.dedup {
         DedupSpec::Fixed(PagesPerMs(rate)) => rate.to_string(),
         named => format!("\"{named}\""),
     };
     let mut text = format!(
-        "[host]\nattach = \"off\"\nqmp = [\"{dir}/qmp/*.sock\"]\nstate = \"{dir}/run/state\"\n\n\
+        "[host]\nattach = \"off\"\ngrace_s = {grace_s}\nqmp = [\"{dir}/qmp/*.sock\"]\nstate = \"{dir}/run/state\"\n\n\
          [mode]\nballoon = \"{mode}\"\n\n\
          [api]\nsocket = \"{dir}/run/overbook.sock\"\n"
     );

@@ -198,7 +198,7 @@ fn configure(
     let (shown, incoming, name) = (dir.display(), incoming.display(), HOSTS[host]);
     let (balloon, given, promised) = (balloon[host], given.0, promised.0);
     let text = format!(
-        "[host]\nattach = \"off\"\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
+        "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
          [mode]\nballoon = \"{balloon}\"\n\
          [api]\nsocket = \"{shown}/run/overbook.sock\"\n\
          [overload]\n{overload}\n\

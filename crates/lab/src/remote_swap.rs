@@ -86,7 +86,7 @@ impl RemoteSwap {
         let dir = &swap.dir;
         let at = dir.display();
         let config = format!(
-            "[host]\nattach = \"off\"\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
              [group.{GROUP}]\nvms = [\"{guest}\"]\n{}",
             swap.table
         );

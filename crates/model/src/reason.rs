@@ -472,12 +472,18 @@ pub enum Reason {
         /// The required time of calm.
         needed: Millis,
     },
-    /// The operator has just enabled enforcement.
+    /// The operator has just changed the configuration, or resumed.
     #[error(
-        "nothing is taken for another {left}: the mode was changed to `enforce`, or Overbook was \
+        "nothing is taken for another {left}: the configuration was changed, or Overbook was \
          resumed, a moment ago"
     )]
     Grace {
+        /// Time until memory may be taken.
+        left: Millis,
+    },
+    /// The VM was found a moment ago.
+    #[error("nothing is taken for another {left}: the VM was found a moment ago")]
+    NewVm {
         /// Time until memory may be taken.
         left: Millis,
     },

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,18 @@ pub struct HostSpec {
     /// outside.
     #[serde(default)]
     pub attach: AttachSpec,
+    /// Time for which nothing is taken from a VM that was just found, and from any VM after the
+    /// operator has changed the configuration or resumed: the operator can read the plan and
+    /// withdraw.
+    #[serde(default)]
+    pub grace: Millis,
+}
+
+impl HostSpec {
+    /// The default of `grace`.
+    pub const GRACE: Millis = Millis::secs(60);
+    /// The valid values of `grace_s`.
+    pub const GRACES_S: RangeInclusive<u32> = 0..=3600;
 }
 
 /// A pool of hosts that move VMs between each other.

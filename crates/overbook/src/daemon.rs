@@ -5,7 +5,7 @@
 //!                   ─► Published ─► API, history, log
 //!   SIGHUP          the configuration is read again; if faulty, the last good one stays in force
 //!   a question      pause, resume, release, rows of the history
-//!   SIGTERM         ends; balloon sizes are left as they are (`overbook release` gives back)
+//!   SIGTERM         ends; the guests' memory stays as it is (`overbook release` gives back)
 //! ```
 //!
 //! The loop owns the policy's memory and the drivers. It never waits for QEMU (the drivers' tasks
@@ -31,7 +31,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use model::Mode;
+use model::{Millis, Mode};
 use policy::{Memory, tuning};
 use sys::clock::boot_now;
 use tokio::{
@@ -178,11 +178,11 @@ impl Daemon {
             }
         }
         notify::stopping();
-        log::info("ends; balloon sizes are left as they are");
+        log::info("ends; every guest keeps the memory that it has, no more and no less");
         drop(end);
         // The task may be aborted: its intents are in the store.
         member.iter().for_each(tokio::task::JoinHandle::abort);
-        self.workers.set_paused(true);
+        self.workers.end();
         self.ksm.set_paused(true);
         let kept = self.learned.end(&self.memory.learned);
         tokio::join!(self.workers.ended(), self.ksm.rested(), kept);
@@ -270,7 +270,7 @@ impl Daemon {
 
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
         if self.memory.paused && !paused {
-            self.memory.begin_to_act(boot_now());
+            self.memory.begin_grace(self.reloader.spec().host.grace, boot_now());
         }
         self.memory.paused = paused;
         self.workers.set_paused(paused);
@@ -318,7 +318,7 @@ impl Daemon {
     }
 
     fn reload(&mut self) {
-        let before = self.reloader.spec().modes.balloon;
+        let before = self.reloader.spec();
         let news = match self.reloader.reload() {
             Ok(news) => news,
             Err(faults) => {
@@ -332,12 +332,13 @@ impl Daemon {
         if let Err(error) = self.drivers.configure(&spec) {
             log::warn(&error.to_string());
         }
-        if before != Mode::Enforce && spec.modes.balloon == Mode::Enforce {
-            self.memory.begin_to_act(boot_now());
+        let is_new = *before != *spec && spec.modes.balloon == Mode::Enforce;
+        if is_new && spec.host.grace > Millis(0) {
+            self.memory.begin_grace(spec.host.grace, boot_now());
             log::info(&format!(
                 "nothing is taken from any VM for {}: `overbook plan` shows what follows, \
                  `overbook pause` keeps it from that",
-                tuning::GRACE
+                spec.host.grace
             ));
         }
         // A VM that is no longer in a group has no limits to bring its memory back to.

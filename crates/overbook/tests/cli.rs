@@ -551,7 +551,7 @@ fn a_unit_that_is_restarted_releases_nothing_and_one_that_is_stopped_does() {
         assert!(output.status.success(), "{}", error(&output));
         String::from_utf8(output.stdout).unwrap()
     };
-    let kept = "overbook.service is being restarted: balloon sizes are left as they are\n";
+    let kept = "overbook.service is being restarted: every guest keeps the memory that it has\n";
     assert_eq!(said("4711 overbook.service restart running"), kept);
     let asked = fs::read_to_string(dir.path().join("asked")).unwrap();
     assert_eq!(asked, "list-jobs --no-legend --plain overbook.service\n");

@@ -203,7 +203,12 @@ fn seat(member: &GroupVm, rules: Rules, now: Time) -> BalanceInput {
     let least = match lowest {
         Ok(lowest) => lowest.max(needed),
         // The take will be possible soon.
-        Err(Reason::InFlight { .. } | Reason::NotCalm { .. } | Reason::Grace { .. }) => needed,
+        Err(
+            Reason::InFlight { .. }
+            | Reason::NotCalm { .. }
+            | Reason::Grace { .. }
+            | Reason::NewVm { .. },
+        ) => needed,
         Err(_) => held,
     };
     let can_grow = member.blocked.is_none() && member.avoided.is_none() && member.guest.is_ok();

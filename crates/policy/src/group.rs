@@ -146,7 +146,10 @@ impl<'a> Group<'a> {
         let is_soon = |reason: &Reason| {
             matches!(
                 reason,
-                Reason::InFlight { .. } | Reason::NotWatched { .. } | Reason::Grace { .. }
+                Reason::InFlight { .. }
+                    | Reason::NotWatched { .. }
+                    | Reason::Grace { .. }
+                    | Reason::NewVm { .. }
             )
         };
         let gives = |member: &GroupVm| {

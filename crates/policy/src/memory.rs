@@ -21,7 +21,7 @@ use crate::{
 pub struct Memory {
     /// Set by `overbook pause`: nothing is changed.
     pub paused: bool,
-    /// Until when nothing is taken, because the operator has just enabled enforcement.
+    /// Until when nothing is taken, because the operator has just changed the configuration.
     #[serde(default)]
     grace_until: Option<Time>,
     pub(crate) vms: BTreeMap<VmName, VmMemory>,
@@ -50,10 +50,10 @@ impl Memory {
         Self { paused, learned, ..Self::default() }
     }
 
-    /// Starts the time of [`tuning::GRACE`] after the operator has enabled enforcement: nothing
-    /// is taken, unless the host runs short.
-    pub fn begin_to_act(&mut self, now: Time) {
-        self.grace_until = Some(now.after(tuning::GRACE));
+    /// Starts a time of grace after the operator has changed the configuration or resumed:
+    /// nothing is taken, unless the host runs short.
+    pub fn begin_grace(&mut self, grace: Millis, now: Time) {
+        self.grace_until = Some(now.after(grace));
     }
 
     /// Why nothing is taken from any VM yet.
@@ -324,6 +324,12 @@ impl VmMemory {
         if let Some(asked) = &mut self.asked {
             asked.reached |= resident <= asked.target.plus(tuning::tolerance(ram));
         }
+    }
+
+    /// Why nothing is taken from the VM yet: it was found less than `grace` ago.
+    pub(crate) fn grace(&self, grace: Millis, now: Time) -> Option<Reason> {
+        let left = self.seen_at.after(grace).since(now);
+        (left > Millis(0)).then_some(Reason::NewVm { left })
     }
 
     /// Whether the guest has used swap since it booted.

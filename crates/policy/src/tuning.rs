@@ -100,10 +100,6 @@ pub const KILLED_MAX: Millis = Millis::secs(3600);
 /// A guest must have been calm for this time before memory is taken for another VM.
 pub const CALM: Millis = Millis::secs(10);
 
-/// Time after the operator has enabled or resumed enforcement for which nothing is taken: the
-/// operator can read the plan and withdraw.
-pub const GRACE: Millis = Millis::secs(60);
-
 /// Pressure within this time after taking memory means that it was a mistake.
 pub const WATCH: Millis = Millis::secs(60);
 

@@ -2,8 +2,7 @@
 
 mod world;
 
-use model::{Bytes, Policy, Reading, Reason};
-use policy::tuning;
+use model::{Bytes, Policy, Reading, Reason, spec::HostSpec};
 
 use world::{GroupFixture, target_mib};
 
@@ -58,8 +57,8 @@ fn takes(world: &mut GroupFixture) -> bool {
 #[test]
 fn nothing_is_taken_for_a_minute_after_the_operator_lets_overbook_act() {
     let mut world = GroupFixture::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
-    world.memory.begin_to_act(world.now);
-    let seconds = tuning::GRACE.0 / 1_000;
+    world.memory.begin_grace(HostSpec::GRACE, world.now);
+    let seconds = HostSpec::GRACE.0 / 1_000;
     for second in 1..seconds {
         let plan = world.second();
         assert!(plan.actions().is_empty(), "{second}: {:?}", plan.actions());
@@ -72,9 +71,33 @@ fn nothing_is_taken_for_a_minute_after_the_operator_lets_overbook_act() {
 }
 
 #[test]
+fn nothing_is_taken_for_a_minute_from_a_vm_that_was_just_found() {
+    let mut world = over_budget_with_grace();
+    for second in 1..HostSpec::GRACE.0 / 1_000 {
+        let plan = world.second();
+        assert!(plan.actions().is_empty(), "{second}: {:?}", plan.actions());
+        let is_told = |reason: &Reason| matches!(reason, Reason::NewVm { .. });
+        assert!(plan.vms[&"a".into()].refusals.iter().any(is_told), "{second}");
+    }
+    assert!((0..20).any(|_| takes(&mut world)), "afterwards what is over the budget comes back");
+    // A restarted guest is another one.
+    world.see("a").incarnation += 1;
+    assert!((1..HostSpec::GRACE.0 / 1_000).all(|_| {
+        let plan = world.second();
+        plan.vms[&"a".into()].change.as_ref().is_none_or(|change| !change.is_take)
+    }));
+}
+
+fn over_budget_with_grace() -> GroupFixture {
+    let mut world = GroupFixture::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
+    world.spec.host.grace = HostSpec::GRACE;
+    world
+}
+
+#[test]
 fn a_host_that_runs_short_waits_for_no_grace() {
     let mut world = GroupFixture::new(Policy::Demand, None).vm("a", 228, 60).vm("b", 128, 40);
-    world.memory.begin_to_act(world.now);
+    world.memory.begin_grace(HostSpec::GRACE, world.now);
     world.available = Bytes::mib(1);
     assert!((0..20).any(|_| takes(&mut world)));
 }

@@ -51,6 +51,7 @@ impl Scenario {
             state: "state".into(),
             ksm: KsmSpec::Off,
             attach: model::AttachSpec::On,
+            grace: model::Millis(0),
         };
         let api = ApiSpec { socket: "socket".into(), tcp: None, token_file: None };
         let modes = Modes { balloon: Mode::Enforce };

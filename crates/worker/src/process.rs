@@ -61,14 +61,14 @@ pub fn run(group: &str) -> Result<(), WorkerError> {
     loop {
         let to_step = next_step.saturating_duration_since(Instant::now());
         if is_readable(stdin.as_fd(), to_step.min(idle))? {
-            if !inbox.read(stdin.as_fd())? {
-                members.obey(&Orders::default());
-                members.take_leave();
-                return Ok(());
-            }
+            let has_ended = !inbox.read(stdin.as_fd())?;
             // Only the newest orders count.
             if let Some(orders) = inbox.latest()? {
                 members.obey(&orders);
+            }
+            if has_ended {
+                members.take_leave();
+                return Ok(());
             }
         }
         let now = Instant::now();
@@ -220,8 +220,8 @@ impl Members {
         self.leaving.retain(Tracked::is_releasing);
     }
 
-    /// Waits until all memory is read back, but no longer than the daemon waits. Memory that is
-    /// still out then comes back at a touch.
+    /// Waits until the memory of the VMs that were let go is read back, but no longer than the
+    /// daemon waits. Memory that is still out then comes back at a touch.
     fn take_leave(&mut self) {
         let until = Instant::now() + LEAVE;
         while !self.leaving.is_empty() && Instant::now() < until {

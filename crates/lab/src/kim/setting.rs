@@ -45,6 +45,6 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
 pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> DaemonSettings {
     let (free_pages, tracking) = (FreePagesSpec::Off, TrackingBudget::Off);
     let mode = Mode::Enforce;
-    let (cold, guaranteed) = (ColdSpec::Off, None);
-    DaemonSettings { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed }
+    let (cold, guaranteed, grace) = (ColdSpec::Off, None, model::Millis(0));
+    DaemonSettings { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed, grace }
 }

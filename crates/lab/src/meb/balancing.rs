@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, Policy, TrackingBudget};
+use model::{Bytes, ColdSpec, Mode, Policy};
 
 use crate::daemon::DaemonSettings;
 use crate::figures::{Figure, Figures, Target};
@@ -174,14 +174,10 @@ impl Table {
     fn setting(&self, way: BalanceArm) -> Setting {
         let daemon = match way {
             BalanceArm::Under(policy) => Some(DaemonSettings {
-                mode: Mode::Enforce,
-                dedup: DedupSpec::Off,
-                free_pages: FreePagesSpec::Off,
-                tracking: TrackingBudget::default(),
                 cold: ColdSpec::WhenNeeded,
                 policy,
-                lend: false,
                 guaranteed: Some(self.low),
+                ..Mode::Enforce.into()
             }),
             BalanceArm::Baseline | BalanceArm::Best => None,
         };

@@ -9,11 +9,11 @@
 
 use std::time::Duration;
 
+use model::spec::HostSpec;
 use model::{Bytes, Mode};
-use policy::tuning;
 
 use super::{Context, Scenario};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, DaemonSettings};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet::{self, HUNGRY};
 use crate::lab::{Lab, LabError};
@@ -37,7 +37,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let fleet = fleet::quickstart(context.seed);
     context.say("Booting six guests in two groups ...");
     let mut lab = Lab::start(&context.dir, &context.provisions, &fleet)?;
-    let daemon = Daemon::start(&mut lab, Mode::Observe)?;
+    let settings = DaemonSettings { grace: HostSpec::GRACE, ..Mode::Observe.into() };
+    let daemon = Daemon::start(&mut lab, settings)?;
     context.say(&format!("{HUNGRY} fills a working set larger than its memory ..."));
     fleet::wait_until_working(&lab)?;
 
@@ -48,8 +49,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     context.say(&format!("Overbook observes for {} s ...", OBSERVED.as_secs()));
     recording.record(&lab, OBSERVED, case)?;
     daemon.set_mode(&lab, Mode::Enforce)?;
-    context.say(&format!("Overbook takes nothing yet, for {} ...", tuning::GRACE));
-    recording.record(&lab, Duration::from_millis(tuning::GRACE.0), case)?;
+    context.say(&format!("Overbook takes nothing yet, for {} ...", HostSpec::GRACE));
+    recording.record(&lab, Duration::from_millis(HostSpec::GRACE.0), case)?;
     let enforce_s = recording.phase("enforce");
     context.say(&format!("Overbook enforces for {} s ...", ENFORCED.as_secs()));
     recording.record(&lab, ENFORCED, case)?;

@@ -14,7 +14,7 @@ use super::{
     table::{Located, SourceLocation, printable, too_long},
 };
 use crate::{
-    Bytes, ColdSpec, GroupSpec, NamePattern, OverloadSpec, Policy, Spec, VmName,
+    Bytes, ColdSpec, GroupSpec, Millis, NamePattern, OverloadSpec, Policy, Spec, VmName,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 
@@ -84,6 +84,7 @@ fn host(draft: &Draft, faults: &mut Vec<Fault>) -> HostSpec {
         state: state.unwrap_or_else(|| DEFAULT_STATE.into()),
         ksm: draft.ksm.unwrap_or_default(),
         attach: draft.attach.unwrap_or_default(),
+        grace: draft.grace_s.map_or(HostSpec::GRACE, |s| Millis::secs(s.into())),
     }
 }
 

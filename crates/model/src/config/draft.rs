@@ -9,7 +9,7 @@ use super::table::{Located, SourceLocation, TableReader};
 use crate::{
     AttachSpec, Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy,
     TrackingBudget,
-    spec::{DiskSpec, PoolSpec, ShareSpec},
+    spec::{DiskSpec, HostSpec, PoolSpec, ShareSpec},
 };
 
 const ATTACH: [(&str, AttachSpec); 2] = [("on", AttachSpec::On), ("off", AttachSpec::Off)];
@@ -18,6 +18,7 @@ const ATTACH: [(&str, AttachSpec); 2] = [("on", AttachSpec::On), ("off", AttachS
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) reserve: Option<Located<Bytes>>,
+    pub(super) grace_s: Option<u32>,
     pub(super) qmp: Option<Located<Vec<Located<String>>>>,
     pub(super) state: Option<Located<String>>,
     pub(super) ksm: Option<KsmSpec>,
@@ -132,6 +133,7 @@ impl Draft {
             let ksm = [("off", KsmSpec::Off), ("drive", KsmSpec::Drive)];
             set(&mut self.ksm, host.choice("ksm", &ksm));
             set(&mut self.attach, host.choice("attach", &ATTACH));
+            set(&mut self.grace_s, host.count("grace_s", &HostSpec::GRACES_S));
             host.finish();
         }
         if let Some(mode) = file.table("mode") {

@@ -41,7 +41,7 @@ fn nothing_written_means_the_defaults() {
 fn every_key_arrives_in_the_spec() {
     let spec = parse_one(
         r#"
-        host = { reserve = "2GiB", qmp = ["/run/q/*"], state = "/srv/overbook", ksm = "drive", attach = "off" }
+        host = { reserve = "2GiB", qmp = ["/run/q/*"], state = "/srv/overbook", ksm = "drive", attach = "off", grace_s = 5 }
         mode.balloon = "enforce"
         [api]
         socket = "/run/o.sock"
@@ -69,6 +69,7 @@ fn every_key_arrives_in_the_spec() {
     .unwrap();
     assert_eq!((spec.host.reserve, spec.host.ksm), (Some(Bytes::mib(2048)), KsmSpec::Drive));
     assert_eq!(spec.host.attach, crate::AttachSpec::Off);
+    assert_eq!(spec.host.grace, crate::Millis::secs(5));
     assert_eq!(spec.api.tcp.unwrap().port(), 7780);
     let (name, group) = spec.group_of(&"web-1".into()).unwrap();
     assert_eq!((name.as_str(), group.policy), ("web", Policy::Entitlement));

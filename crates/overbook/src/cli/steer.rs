@@ -46,7 +46,8 @@ pub(super) struct Arguments {
 pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
     let json = arguments.format.json;
     if let Some(unit) = arguments.unless_restarting.as_deref().filter(|unit| is_restarting(unit)) {
-        let message = format!("{unit} is being restarted: balloon sizes are left as they are");
+        let message =
+            format!("{unit} is being restarted: every guest keeps the memory that it has");
         return shown(&Done { message }, json);
     }
     let (state, qmp) = release::own_places(&context.config);

@@ -313,8 +313,12 @@ impl Workers {
         }
     }
 
-    /// Waits until every worker that was told to end has ended. All memory is then back in the
-    /// guests.
+    /// Ends every worker. Shared and paged-out memory stays as it is.
+    pub(super) fn end(&self) {
+        self.groups.values().for_each(Keeper::end);
+    }
+
+    /// Waits until every worker that was told to end has ended.
     pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let all: Vec<_> = self.groups.values().map(Keeper::idle).collect();
         async move { drop(futures_util::future::join_all(all).await) }

@@ -94,7 +94,7 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::ImplausibleStats { .. } | Reason::CountersWentBack => {
             "it goes on by itself when the guest's statistics make sense again"
         }
-        Reason::Grace { .. } => {
+        Reason::Grace { .. } | Reason::NewVm { .. } => {
             "`overbook plan` says what follows; `overbook pause` keeps it from that"
         }
         Reason::BackOff { .. }

@@ -66,6 +66,7 @@ fn spec() -> Spec {
             state: "/x".into(),
             ksm: KsmSpec::Drive,
             attach: model::AttachSpec::On,
+            grace: model::Millis(0),
         },
         modes: Modes { balloon: Mode::Enforce },
         api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },

@@ -364,6 +364,7 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
             state: "state".into(),
             ksm: KsmSpec::Off,
             attach: model::AttachSpec::On,
+            grace: model::Millis(0),
         },
         modes: Modes { balloon },
         api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },

@@ -53,6 +53,7 @@ impl GroupFixture {
                 state: "state".into(),
                 ksm: KsmSpec::Off,
                 attach: model::AttachSpec::On,
+                grace: model::Millis(0),
             },
             modes: Modes { balloon: Mode::Enforce },
             api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },

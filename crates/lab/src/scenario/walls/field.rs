@@ -66,7 +66,7 @@ impl Field {
         fs::create_dir_all(&drop_ins)?;
         let (own, theirs) = (lab.dir().join("qmp/*.sock"), dir.join("qmp/*.sock"));
         let text = format!(
-            "[host]\nattach = \"off\"\nqmp = [{own:?}, {theirs:?}]\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [{own:?}, {theirs:?}]\n\
              [api]\ntcp = \"{api_at}\"\ntoken_file = {token:?}\n"
         );
         fs::write(drop_ins.join("walls.toml"), text)?;
@@ -120,7 +120,7 @@ impl Field {
         let at = self.dir.display();
         let config = self.dir.join("misled.toml");
         let text = format!(
-            "[host]\nattach = \"off\"\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/misled.api\"\n\
+            "[host]\nattach = \"off\"\ngrace_s = 0\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/misled.api\"\n\
              [group.misled]\nvms = [\"misled\"]\n[disk.fat]\nvm = \"misled\"\n\
              file = \"{at}/file\"\nsize = \"64MiB\"\nrepositories = [{socket:?}]\n\
              [disk.{SPARE}]\nvm = \"misled\"\nfile = \"{at}/{SPARE}\"\nsize = \"64MiB\"\n"

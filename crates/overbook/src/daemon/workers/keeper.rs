@@ -57,6 +57,14 @@ struct DesiredWorker {
     orders: Orders,
     /// The group that its CPU time is charged to, if it is not its own.
     payer: Option<GroupName>,
+    /// Whether the worker ends and leaves its VMs as they are.
+    ends: bool,
+}
+
+impl DesiredWorker {
+    fn has_work(&self) -> bool {
+        !self.orders.vms.is_empty() && !self.ends
+    }
 }
 
 /// State of a group's worker, and its reports.
@@ -82,6 +90,11 @@ impl Keeper {
     /// Sets the VMs to work on.
     pub(super) fn order(&self, vms: BTreeMap<VmName, Order>) {
         self.change(|wanted| wanted.orders.vms = vms);
+    }
+
+    /// Ends the worker. Its VMs stay as they are: the next daemon's worker goes on with them.
+    pub(super) fn end(&self) {
+        self.change(|wanted| wanted.ends = true);
     }
 
     /// Sets the tables of pages to look for first.
@@ -169,7 +182,7 @@ impl KeeperTask {
     async fn run(mut self) {
         let mut pause = FIRST_PAUSE;
         // An error means that the loop has dropped the handle.
-        while self.inbox.wait_for(|wanted| !wanted.orders.vms.is_empty()).await.is_ok() {
+        while self.inbox.wait_for(DesiredWorker::has_work).await.is_ok() {
             let started = Instant::now();
             self.running.send_replace(true);
             let ended = self.serve().await;
@@ -206,10 +219,13 @@ impl KeeperTask {
         loop {
             tokio::select! {
                 changed = self.inbox.changed() => {
-                    if changed.is_err() || self.inbox.borrow().orders.vms.is_empty() {
+                    let ends = changed.is_err() || self.inbox.borrow().ends;
+                    if !ends {
+                        self.pass_orders(worker).await?;
+                    }
+                    if ends || self.inbox.borrow().orders.vms.is_empty() {
                         return worker.end().await;
                     }
-                    self.pass_orders(worker).await?;
                 }
                 _ = repeat.tick() => {
                     if heard.elapsed() > MOST_SILENCE {
@@ -257,7 +273,7 @@ impl KeeperTask {
     }
 
     async fn pass_orders(&mut self, worker: &mut RunningWorker) -> Result<(), String> {
-        let DesiredWorker { orders, payer } = self.inbox.borrow_and_update().clone();
+        let DesiredWorker { orders, payer, .. } = self.inbox.borrow_and_update().clone();
         self.charge(worker, payer.as_ref());
         let mut line = serde_json::to_vec(&orders).map_err(|error| error.to_string())?;
         line.push(b'\n');
@@ -332,7 +348,8 @@ impl KeeperTask {
 }
 
 impl RunningWorker {
-    /// Tells the worker to give everything back and end.
+    /// Tells the worker to end. It first gives back the memory of the VMs that are in its orders no
+    /// more.
     async fn end(&mut self) -> Result<(), String> {
         self.orders = None;
         let ended = helper::ended(&mut self.child, GRACE).await;
