@@ -177,7 +177,12 @@ impl Daemon {
 
     fn configure(&self, lab: &Lab, settings: DaemonSettings) -> Result<(), LabError> {
         std::fs::write(&self.config, configuration(lab, settings, self.overbooked.as_ref()))?;
-        self.process.signal(Signal::HUP)?;
+        if settings.grace == Millis(0) {
+            self.process.signal(Signal::HUP)?;
+        } else {
+            // A second SIGHUP would confirm what takes much; this says so at once.
+            self.client.post("/v1/reload?yes=true")?;
+        }
         Ok(())
     }
 

@@ -108,6 +108,12 @@ enum CliCommand {
     Pause(Format),
     /// Go on after a pause
     Resume(Format),
+    /// Have the daemon read its configuration again
+    ///
+    /// A configuration that would take more than a tenth of a group's memory is not used until it
+    /// is confirmed: by `--yes`, or by a second reload. `overbook check --diff` shows what it
+    /// would change.
+    Reload(steer::ReloadArguments),
     /// Give every VM back what it had before Overbook touched it; a running daemon then pauses
     ///
     /// A daemon that does not answer is told to end, and killed if it does not. A daemon that is
@@ -187,6 +193,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         CliCommand::Plan(arguments) => plan::run(&context, &arguments),
         CliCommand::Pause(format) => steer::pause(&context, format.json),
         CliCommand::Resume(format) => steer::resume(&context, format.json),
+        CliCommand::Reload(arguments) => steer::reload(&context, &arguments),
         CliCommand::Release(arguments) => steer::release(&context, &arguments),
         CliCommand::History(arguments) => history::run(&context, &arguments),
         CliCommand::Mrc(arguments) => mrc::run(&arguments),

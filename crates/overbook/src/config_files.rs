@@ -13,6 +13,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use model::{
@@ -27,6 +28,8 @@ use crate::drivers::discovery;
 pub const DEFAULT_PATH: &str = "/etc/overbook/overbook.toml";
 /// Path of the commented example that the packages install.
 const EXAMPLE: &str = "/usr/share/doc/overbook/overbook.toml";
+/// The time within which a second reload confirms a configuration.
+pub const CONFIRM: Duration = Duration::from_secs(600);
 /// A configuration is small; a larger file is something else.
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -172,6 +175,19 @@ pub struct Reloader {
     spec: Arc<Spec>,
     error: Option<String>,
     waiting: Option<String>,
+    /// A configuration that waits until it is confirmed, and since when.
+    held: Option<(Spec, Instant)>,
+}
+
+/// Why a configuration is not in force after a reload.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// It has faults.
+    #[error("the last good configuration stays in force:\n{0}")]
+    Faults(#[from] Faults),
+    /// It must be confirmed.
+    #[error("{0}")]
+    Held(String),
 }
 
 impl Reloader {
@@ -180,7 +196,8 @@ impl Reloader {
     /// # Errors
     /// Every fault of every file.
     pub fn start(path: &Path) -> Result<Self, Faults> {
-        Ok(Self { path: path.to_owned(), spec: Arc::new(load(path)?), error: None, waiting: None })
+        let (path, spec) = (path.to_owned(), Arc::new(load(path)?));
+        Ok(Self { path, spec, error: None, waiting: None, held: None })
     }
 
     /// The configuration in force.
@@ -201,20 +218,32 @@ impl Reloader {
         self.waiting.clone()
     }
 
-    /// Reads the files again, and returns the changes. With faults nothing changes. The
-    /// listeners, the state directory and the pool cannot change while the daemon runs; all other
-    /// changes take effect, and [`Reloader::waiting`] asks for a restart.
+    /// Reads the files again, and returns the changes. With faults nothing changes, nor with an
+    /// objection until the same configuration is read again within [`CONFIRM`]. The listeners,
+    /// the state directory and the pool cannot change while the daemon runs; all other changes
+    /// take effect, and [`Reloader::waiting`] asks for a restart.
     ///
     /// # Errors
-    /// Every fault of every file.
-    pub fn reload(&mut self) -> Result<String, Faults> {
+    /// Every fault of every file, or the objection.
+    pub fn reload(
+        &mut self,
+        objection: impl FnOnce(&Spec) -> Option<String>,
+    ) -> Result<String, ReloadError> {
         let mut new = match load(&self.path) {
             Ok(new) => new,
             Err(faults) => {
                 self.error = Some(faults.to_string());
-                return Err(faults);
+                return Err(faults.into());
             }
         };
+        let held = self.held.take().filter(|(_, since)| since.elapsed() < CONFIRM);
+        if held.is_none_or(|(held, _)| held != new)
+            && let Some(why) = objection(&new)
+        {
+            self.held = Some((new, Instant::now()));
+            self.error = Some(why.clone());
+            return Err(ReloadError::Held(why));
+        }
         let old = &self.spec;
         let news = changes::between(old, &new);
         let mut waiting = Vec::new();

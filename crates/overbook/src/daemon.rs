@@ -3,7 +3,8 @@
 //! ```text
 //!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act
 //!                   ─► Published ─► API, history, log
-//!   SIGHUP          the configuration is read again; if faulty, the last good one stays in force
+//!   SIGHUP          the configuration is read again; if it is faulty or takes much, the last good
+//!                   one stays in force
 //!   a question      pause, resume, release, rows of the history
 //!   SIGTERM         ends; the guests' memory stays as it is (`overbook release` gives back)
 //! ```
@@ -31,8 +32,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use model::{Millis, Mode};
-use policy::{Memory, tuning};
+use model::{Millis, Mode, Spec};
+use policy::{Case, Memory, tuning};
 use sys::clock::boot_now;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -41,8 +42,9 @@ use tokio::{
 };
 
 use crate::{
-    config_files::Reloader,
+    config_files::{CONFIRM, Reloader},
     drivers::{BootClock, Drivers, Records, Settings, ksm::Hand},
+    foreseen::Foreseen,
     history::{self, History},
     http::{Ask, Doors, LoopAnswer, Outcome, Question},
     journal::Journal,
@@ -95,6 +97,8 @@ struct Daemon {
     ticks: TickTimes,
     log: log::Log,
     pool: Option<watch::Receiver<MemberState>>,
+    /// The latest tick; `None`: there was none yet.
+    latest: Option<Arc<Published>>,
     _lock: StateLock,
 }
 
@@ -146,6 +150,7 @@ impl Daemon {
             ticks: TickTimes::default(),
             log: log::Log::default(),
             pool: None,
+            latest: None,
             _lock: lock,
         };
         Ok((daemon, doors))
@@ -172,7 +177,7 @@ impl Daemon {
                     notify::alive();
                 }
                 Some(ask) = asked.recv() => self.answer(ask, &publish),
-                _ = hangup.recv() => self.reload(),
+                _ = hangup.recv() => drop(self.reload(false)),
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             }
@@ -204,6 +209,7 @@ impl Daemon {
 
     fn publish(&mut self, to: &watch::Sender<Arc<Published>>) {
         let published = Arc::new(self.tick());
+        self.latest = Some(Arc::clone(&published));
         self.history.record(&published);
         self.learned.keep(&published.memory.learned).iter().for_each(|why| log::warn(why));
         to.send_replace(published);
@@ -252,6 +258,7 @@ impl Daemon {
             }
             Question::Pause => self.set_paused(true),
             Question::Resume => self.set_paused(false),
+            Question::Reload { is_sure } => self.reload(is_sure),
             of_history => {
                 let file = self.history_file.clone();
                 tokio::task::spawn_blocking(move || {
@@ -317,15 +324,19 @@ impl Daemon {
         });
     }
 
-    fn reload(&mut self) {
+    /// Reads the configuration again. One that takes much is held until it is confirmed, by
+    /// `is_sure` or by a second reload.
+    fn reload(&mut self, is_sure: bool) -> Result<String, String> {
         let before = self.reloader.spec();
-        let news = match self.reloader.reload() {
-            Ok(news) => news,
-            Err(faults) => {
-                let text = format!("the last good configuration stays in force:\n{faults}");
-                return log::warn(&text);
-            }
+        let latest = self.latest.clone().filter(|_| !is_sure);
+        let objection = |new: &Spec| {
+            let case = Case { spec: new.clone(), ..latest.as_ref()?.case() };
+            objection_to(&case)
         };
+        let news = self.reloader.reload(objection).map_err(|error| {
+            log::warn(&error.to_string());
+            error.to_string()
+        })?;
         log::info(&format!("the configuration was read again: {news}"));
         self.reloader.waiting().iter().for_each(|waiting| log::warn(waiting));
         let spec = self.reloader.spec();
@@ -349,7 +360,30 @@ impl Daemon {
                 log::info(&release::summary(left, Vec::new(), Ok(None)).text);
             }
         });
+        let waiting = self.reloader.waiting().map(|waiting| format!("; {waiting}"));
+        Ok(format!("the configuration is in force: {news}{}", waiting.unwrap_or_default()))
     }
+}
+
+/// Why a configuration must be confirmed; `None`: it takes little. With `grace_s = 0` the operator
+/// wants each change at once.
+fn objection_to(case: &Case) -> Option<String> {
+    if case.spec.host.grace == Millis(0) {
+        return None;
+    }
+    let foreseen = Foreseen::of(case);
+    let losses = foreseen.large_losses();
+    let losses: Vec<_> =
+        losses.iter().map(|(group, lost)| format!("{lost} of group {group}")).collect();
+    (!losses.is_empty()).then(|| {
+        format!(
+            "the new configuration would take {}, more than a tenth: confirm it by a second \
+             reload within {} min, or by `overbook reload --yes`\n{}",
+            losses.join(" and "),
+            CONFIRM.as_secs() / 60,
+            foreseen.text().trim_end()
+        )
+    })
 }
 
 fn wall_ms() -> u64 {

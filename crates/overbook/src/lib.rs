@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod disks;
 pub mod drivers;
 pub mod explain;
+mod foreseen;
 mod helper;
 pub mod history;
 pub mod http;

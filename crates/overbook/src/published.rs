@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use model::{HostView, Plan, Spec, Time};
-use policy::Memory;
+use policy::{Case, Memory};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -40,6 +40,19 @@ pub struct Published {
     pub pool: Option<MemberState>,
     /// Time that this tick and those before it took.
     pub ticks: TickTimes,
+}
+
+impl Published {
+    /// The input of this tick's decisions.
+    #[must_use]
+    pub fn case(&self) -> Case {
+        Case {
+            now: self.at,
+            spec: (*self.spec).clone(),
+            view: self.view.clone(),
+            memory: self.memory.clone(),
+        }
+    }
 }
 
 /// The state of a host in its pool.

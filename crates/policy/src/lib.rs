@@ -42,6 +42,7 @@ mod ceilings;
 pub mod cluster;
 mod cold;
 pub mod excess;
+mod foresee;
 mod group;
 mod guard;
 pub mod handover;
@@ -68,6 +69,7 @@ mod used;
 mod withheld;
 
 pub use case::Case;
+pub use foresee::ForeseenChange;
 pub use memory::Memory;
 pub use rules::{Rule, Rules};
 pub use tick::{cycle, cycle_with, tick, tick_with};

@@ -56,6 +56,11 @@ impl Memory {
         self.grace_until = Some(now.after(grace));
     }
 
+    /// Ends the time of grace.
+    pub(crate) fn forget_grace(&mut self) {
+        self.grace_until = None;
+    }
+
     /// Why nothing is taken from any VM yet.
     pub(crate) fn grace(&mut self, now: Time) -> Option<Reason> {
         let left = self.grace_until?.since(now);

@@ -1,5 +1,5 @@
-//! `overbook check`: checks the configuration. `overbook check --host`: tries this kernel's
-//! features.
+//! `overbook check`: checks the configuration, and with `--diff` shows what it would change.
+//! `overbook check --host`: tries this kernel's features.
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); this file
 //! tells the purpose of each. Exit code 1 means one of: a fault in the configuration; something
@@ -12,6 +12,7 @@
 //! because disks, groups and VMs work without them.
 
 use model::{Bytes, HostName, Spec, VmName, config::Faults};
+use policy::Case;
 use serde::Serialize;
 use sys::features::{self, Feature, Finding};
 
@@ -27,6 +28,7 @@ use crate::{
     config_files,
     disks::trial::{Tried, TriedFile, try_files, try_repositories},
     drivers::discovery,
+    foreseen::Foreseen,
     pool::trial::{self, Trial},
     preflight::{self, Remark},
     wire::VmStatus,
@@ -38,6 +40,9 @@ pub(super) struct Arguments {
     /// Try what this host's kernel can do, instead of reading the configuration
     #[arg(long)]
     host: bool,
+    /// Also show what the running daemon would change with this configuration
+    #[arg(long, conflicts_with = "host")]
+    diff: bool,
     #[command(flatten)]
     format: super::Format,
 }
@@ -45,12 +50,18 @@ pub(super) struct Arguments {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
     match (arguments.host, arguments.format.json) {
         (true, json) => host(json),
-        (false, true) => configuration_as_json(context),
-        (false, false) => configuration(context),
+        (false, true) => configuration_as_json(context, arguments.diff),
+        (false, false) => configuration(context, arguments.diff),
     }
 }
 
-fn configuration(context: &Context) -> Result<Output, CliError> {
+/// The running daemon's latest case under this configuration.
+fn case_under(context: &Context, spec: &Spec) -> Result<Case, CliError> {
+    let case: Case = context.client()?.get("/v1/case")?;
+    Ok(Case { spec: spec.clone(), ..case })
+}
+
+fn configuration(context: &Context, with_diff: bool) -> Result<Output, CliError> {
     let mut report = Vec::new();
     let (spec, summary) = match config_files::load_with_summary(&context.config) {
         Ok(loaded) => loaded,
@@ -75,15 +86,24 @@ fn configuration(context: &Context) -> Result<Output, CliError> {
     report.extend(all.tables.iter().flat_map(|tried| of_table(tried).into_bytes()));
     report.extend(all.pool.iter().flat_map(|trial| of_pool(trial).into_bytes()));
     report.extend(all.too_tight.iter().flat_map(|line| format!("{line}\n").into_bytes()));
+    if with_diff && !all.is_fatal() {
+        report.extend(Foreseen::of(&case_under(context, &spec)?).text().into_bytes());
+    }
     let code = u8::from(all.is_fatal());
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
 }
 
-fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
+fn configuration_as_json(context: &Context, with_diff: bool) -> Result<Output, CliError> {
     let loaded = config_files::load(&context.config);
     let all = loaded.as_ref().map(|spec| All::of(context, spec)).unwrap_or_default();
     let faults = loaded.as_ref().err().map_or(&[][..], Faults::as_slice);
     let code = u8::from(!faults.is_empty() || all.is_fatal());
+    let changes = match &loaded {
+        Ok(spec) if with_diff && code == 0 => {
+            Some(Foreseen::of(&case_under(context, spec)?).rows())
+        }
+        _ => None,
+    };
     let All { findings, directories, files, repositories, tables, pool, too_tight } = all;
     let report = serde_json::json!({
         "faults": faults,
@@ -94,6 +114,7 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
         "tables": tables,
         "pool": pool,
         "memory_limits": too_tight,
+        "changes": changes,
     });
     Ok(Output::json(&report)?.with_code(code))
 }

@@ -23,6 +23,21 @@ pub(super) fn resume(context: &Context, json: bool) -> Result<Output, CliError> 
     shown(&context.client()?.post("/v1/resume")?, json)
 }
 
+/// Arguments of `overbook reload`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ReloadArguments {
+    /// Use the configuration although it takes much
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    format: super::Format,
+}
+
+pub(super) fn reload(context: &Context, arguments: &ReloadArguments) -> Result<Output, CliError> {
+    let path = format!("/v1/reload?yes={}", arguments.yes);
+    shown(&context.client()?.post(&path)?, arguments.format.json)
+}
+
 /// Number of health checks of a silent daemon. A busy daemon may answer late.
 const SIGNS: u32 = 3;
 /// Maximum time that a daemon may lack a socket: it checks the socket once a second, or has just

@@ -76,11 +76,11 @@ fn a_reload_with_faults_keeps_the_last_good_configuration() {
     let mut reloader = Reloader::start(&path).unwrap();
     let good = reloader.spec();
     fs::write(&path, "[group.a]\nvms = [\"b-*\"]\nbas = 1\n").unwrap();
-    reloader.reload().unwrap_err();
+    reloader.reload(|_| None).unwrap_err();
     assert_eq!(reloader.spec(), good);
     assert!(reloader.error().unwrap().contains("unknown key `bas`"));
     fs::write(&path, "[group.a]\nvms = [\"b-*\"]\n").unwrap();
-    reloader.reload().unwrap();
+    reloader.reload(|_| None).unwrap();
     assert_eq!(reloader.error(), None);
     assert_ne!(reloader.spec(), good);
 }
@@ -93,7 +93,7 @@ fn what_needs_a_restart_is_said_and_the_rest_applies() {
          [pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:2379\"]\n\
          insecure = true\n";
     fs::write(&path, text).unwrap();
-    let news = reloader.reload().unwrap();
+    let news = reloader.reload(|_| None).unwrap();
     assert_eq!(
         news,
         "changed: [mode] balloon is \"enforce\" (it was \"observe\"), [host], [api], [pool], \
@@ -109,7 +109,7 @@ fn what_needs_a_restart_is_said_and_the_rest_applies() {
          is in force"
     );
     fs::write(&path, "mode.balloon = \"enforce\"\n").unwrap();
-    assert_eq!(reloader.reload().unwrap(), "nothing has changed");
+    assert_eq!(reloader.reload(|_| None).unwrap(), "nothing has changed");
     assert_eq!(reloader.waiting(), None, "it was taken back");
 }
 

@@ -11,7 +11,11 @@ const ANY: Span = Span { since_wall_ms: 0, limit: 1 };
 /// The answer from the history in `file`. `None`: the question is not about the history.
 pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
     let outcome = match question {
-        Question::Sign | Question::Pause | Question::Resume | Question::Release => return None,
+        Question::Sign
+        | Question::Pause
+        | Question::Resume
+        | Question::Release
+        | Question::Reload { .. } => return None,
         Question::History { vm, span } => {
             let read = |span: Span| history::read(file, vm, span.since_wall_ms, span.limit);
             known(read, *span).map(LoopAnswer::History)

@@ -29,6 +29,11 @@ pub enum Question {
     Resume,
     /// Give every VM back what it had before Overbook touched it, and pause.
     Release,
+    /// Read the configuration again.
+    Reload {
+        /// Whether it may take much.
+        is_sure: bool,
+    },
     /// Read a VM's readings and changes.
     History {
         /// The VM.

@@ -65,6 +65,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(pause))
         .routes(routes!(resume))
         .routes(routes!(release))
+        .routes(routes!(reload))
         .routes(routes!(event_stream))
         .routes(routes!(prometheus))
         .routes(routes!(healthz))
@@ -221,14 +222,7 @@ fn within(name: &str, value: f64, valid: RangeInclusive<f64>) -> Result<f64, Pro
 /// Everything that the latest plan was made from, for `overbook plan --from`.
 #[utoipa::path(get, path = "/v1/case", responses((status = 200, body = serde_json::Value)))]
 async fn case(State(api): State<Api>) -> Json<Case> {
-    let shown = api.shown();
-    let tick = &shown.published;
-    Json(Case {
-        now: tick.at,
-        spec: (*tick.spec).clone(),
-        view: tick.view.clone(),
-        memory: tick.memory.clone(),
-    })
+    Json(api.shown().published.case())
 }
 
 /// Why a VM has the memory that it has, in words.
@@ -342,6 +336,27 @@ async fn resume(State(api): State<Api>, asker: Asker) -> Answer<Done> {
 #[utoipa::path(post, path = "/v1/release", responses((status = 200, body = Done)))]
 async fn release(State(api): State<Api>, asker: Asker) -> Answer<Done> {
     change(&api, &asker, "release", Question::Release).await
+}
+
+/// Parameters of a reload.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct ReloadParams {
+    /// Whether a configuration that takes much needs no second reload; false by default.
+    yes: Option<bool>,
+}
+
+/// Read the configuration again.
+#[utoipa::path(post, path = "/v1/reload", params(ReloadParams), responses((status = 200, body = Done)))]
+async fn reload(
+    State(api): State<Api>,
+    asker: Asker,
+    asked: Result<Query<ReloadParams>, QueryRejection>,
+) -> Answer<Done> {
+    let Query(asked) = asked.map_err(|error| Problem::BadParameter(error.body_text()))?;
+    let is_sure = asked.yes.unwrap_or_default();
+    change(&api, &asker, "reload", Question::Reload { is_sure }).await
 }
 
 /// Sends an order to the daemon, and logs the process that asked for it.

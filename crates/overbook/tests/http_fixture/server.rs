@@ -117,6 +117,7 @@ fn answer(question: Question, outcome: &Result<(), String>) -> Outcome {
         Question::Pause => done("pause"),
         Question::Resume => done("resume"),
         Question::Release => done("release"),
+        Question::Reload { is_sure } => done(if is_sure { "sure reload" } else { "reload" }),
         Question::History { vm, span } => rows(&vm, span).map(LoopAnswer::History),
         Question::LastChange { .. } => Ok(LoopAnswer::LastChange(Some(last_change().into()))),
         Question::Loans { group, span } => Ok(LoopAnswer::Loans(loans(&group, span))),
