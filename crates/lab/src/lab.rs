@@ -231,7 +231,7 @@ impl Machine {
     }
 
     /// One QMP command on the lab's own socket.
-    pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value, LabError> {
+    pub fn qmp(&self, command: &'static str, arguments: Value) -> Result<Value, LabError> {
         Ok(self.line.with(|qmp| qmp.execute(command, arguments))?)
     }
 

@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
+use sys::log;
 use sys::process::inherited;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe;
@@ -35,7 +36,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::helper::outlive_signals;
 use crate::http::{self, Ask, Asks, Inside, Listeners, Outcome, Token};
 use crate::lines::{JsonLines, Numbered, line, nonsense};
-use crate::log;
 use crate::published::Published;
 
 /// Maximum length of a question in bytes: a few names of some hundred bytes, and numbers.

@@ -13,7 +13,7 @@
 //! be killed at any instant: everything that it needs to undo an action is in the [`journal`]
 //! before the action, and it learns again within seconds how the guests behave.
 //!
-//! [`journal`]: crate::journal
+//! [`journal`]: drivers::journal
 
 mod api;
 mod disks;
@@ -31,6 +31,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use drivers::journal::Journal;
+use drivers::{BootClock, Drivers, Records, Settings, ksm::Hand};
 use model::Mode;
 use policy::{Memory, tuning};
 use sys::clock::boot_now;
@@ -40,12 +42,11 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
+use self::disks::Disks;
 use crate::{
     config_files::Reloader,
-    drivers::{BootClock, Drivers, Records, Settings, ksm::Hand},
     history::{self, History},
     http::{Ask, Doors, LoopAnswer, Outcome, Question},
-    journal::Journal,
     learned_file::LearnedFile,
     lock::{Holder, StateLock},
     pause_file::PauseFile,
@@ -54,7 +55,6 @@ use crate::{
     published::{Latest, MemberState, Published, TickTimes},
     release,
 };
-use disks::Disks;
 pub use error::DaemonError;
 use ksm::HostKsm;
 use worker::StillShares;

@@ -48,12 +48,13 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
 use sys::heap;
+use sys::log;
 use sys::process::{become_io_flusher, inherited};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{config_files, log};
+use crate::config_files;
 use cached::Cached;
 
 /// Name of the status socket. No disk has this name, because names of disks do not begin with

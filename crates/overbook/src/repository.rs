@@ -17,7 +17,7 @@ use sys::meminfo::MemInfo;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use crate::log;
+use sys::log;
 
 /// Interval at which the host is checked.
 const LOOK: Duration = Duration::from_secs(1);

@@ -23,10 +23,11 @@ use super::{
 };
 use tables::offline::trial as tables;
 
+use drivers::discovery;
+
 use crate::{
     config_files,
     disks::trial::{Tried, TriedFile, try_files, try_repositories},
-    drivers::discovery,
     pool::trial::{self, Trial},
     preflight::{self, Remark},
     wire::VmStatus,

@@ -19,10 +19,11 @@ use model::spec::DiskSpec;
 use model::{GroupName, Spec};
 use rustix::fs::{FlockOperation, flock};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use sys::log;
 use sys::process::{Child, Spawn};
 
 use super::{DisksError, STATUS, files, status_socket};
-use crate::{config_files, log};
+use crate::config_files;
 
 /// How soon a signal to end is noticed.
 const LOOK: Duration = Duration::from_millis(200);

@@ -12,6 +12,7 @@ use axum::{
 use model::{GroupName, Millis, VmName};
 use policy::Case;
 use serde::Deserialize;
+use sys::log;
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -24,7 +25,7 @@ use super::{
     problem::Problem,
 };
 use crate::{
-    explain, log,
+    explain,
     shown::TickView,
     wire::{
         CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,

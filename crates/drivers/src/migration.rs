@@ -15,7 +15,7 @@ use policy::handover::{
 use serde_json::{Value, json};
 
 use super::qmp::{Command, QmpClient, QmpError};
-pub use secured::Secured;
+pub use secured::{AUTHORITY_CERTIFICATE, REVOCATION_LIST, Secured};
 
 /// Prefix of the name of an object that marks a migration; the intent's number follows.
 const MARK: &str = "overbook-intent-";

@@ -108,7 +108,7 @@ fn process_in(incarnation: u64) -> Option<Identity> {
 }
 
 /// QEMU's process, if it is known: the view has its PID, and the incarnation its start time.
-pub(crate) fn process_of(vm: &VmView) -> Option<Identity> {
+pub fn process_of(vm: &VmView) -> Option<Identity> {
     process_in(vm.incarnation).filter(|process| Some(process.pid) == vm.pid)
 }
 

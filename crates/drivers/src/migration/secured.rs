@@ -11,18 +11,18 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use model::HostName;
 use serde_json::{Value, json};
 
 use super::super::qmp::{Command, QmpClient, QmpError};
 use super::told_with;
-use crate::pki::{AUTHORITY_CERTIFICATE, Purpose};
 
 /// Names of the target's objects in QEMU.
 const WAITS: &str = "overbook-incoming";
 const COMES_FROM: &str = "overbook-incoming-from";
-/// Revoked certificates, which QEMU refuses; the only file that may be missing.
-const REVOKED: &str = "ca-crl.pem";
+/// File of the authority's certificate, as QEMU calls it.
+pub const AUTHORITY_CERTIFICATE: &str = "ca-cert.pem";
+/// File of the revoked certificates, which QEMU refuses, as QEMU calls it. It may be missing.
+pub const REVOCATION_LIST: &str = "ca-crl.pem";
 
 /// The peer of a migration, and the certificates for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +31,8 @@ pub struct Secured {
     pub files: PathBuf,
     /// Directory for the copies that QEMU reads; created if it is missing.
     pub shown: PathBuf,
-    /// The other host.
-    pub peer: HostName,
+    /// The name in the certificates of the other host's QEMUs.
+    pub peer_name: String,
 }
 
 /// The side of a migration on which a QEMU is.
@@ -57,11 +57,6 @@ pub(super) fn nothing() -> Value {
 }
 
 impl Secured {
-    /// The name in the certificates of the other host's QEMUs.
-    fn peer_name(&self) -> String {
-        Purpose::Migration.common_name(self.peer.as_str())
-    }
-
     /// Prepares the source's QEMU; returns the parameters for its migration. Its object is called
     /// `id`.
     pub(super) async fn at_source(
@@ -70,7 +65,7 @@ impl Secured {
         id: &str,
     ) -> Result<Value, QmpError> {
         self.credentials(client, id, End::Source).await?;
-        Ok(json!({"tls-creds": id, "tls-hostname": self.peer_name(), "tls-authz": ""}))
+        Ok(json!({"tls-creds": id, "tls-hostname": self.peer_name, "tls-authz": ""}))
     }
 
     /// Prepares the target's QEMU; returns the parameters for its migration.
@@ -81,7 +76,7 @@ impl Secured {
         }
         self.credentials(client, WAITS, End::Target).await?;
         // This is the identity that QEMU reads from the source's certificate.
-        let identity = format!("CN={}", self.peer_name());
+        let identity = format!("CN={}", self.peer_name);
         let object = json!({"qom-type": "authz-simple", "id": COMES_FROM, "identity": identity});
         told_with(client, "object-add", object).await?;
         Ok(json!({"tls-creds": WAITS, "tls-hostname": "", "tls-authz": COMES_FROM}))
@@ -137,7 +132,7 @@ impl CertificateCopies {
         for name in needed {
             shown.copy(&secured.files, &name)?;
         }
-        match shown.copy(&secured.files, REVOKED) {
+        match shown.copy(&secured.files, REVOCATION_LIST) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(shown),
         }
@@ -180,7 +175,8 @@ mod tests {
         for name in ["ca-cert.pem", "client-cert.pem"] {
             fs::write(files.join(name), name).unwrap();
         }
-        let secured = Secured { files: files.clone(), shown: shown.clone(), peer: "b".into() };
+        let secured =
+            Secured { files: files.clone(), shown: shown.clone(), peer_name: "migration.b".into() };
         let missing =
             CertificateCopies::new(&secured, End::Source).map(|_| ()).unwrap_err().to_string();
         assert!(missing.starts_with("client-key.pem: "), "{missing}");

@@ -111,8 +111,7 @@ struct OnRecord {
     ksm: Option<KsmRecord>,
 }
 
-/// The journal of one state directory. Its owner holds the directory's
-/// [`crate::lock::StateLock`].
+/// The journal of one state directory. Its owner holds that directory's lock.
 #[derive(Debug)]
 pub struct Journal {
     directory: PathBuf,

@@ -10,12 +10,12 @@ use std::sync::LazyLock;
 static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| std::env::var_os("JOURNAL_STREAM").is_some());
 
 /// An ordinary line.
-pub(crate) fn info(text: &str) {
+pub fn info(text: &str) {
     say(6, text);
 }
 
 /// A warning for the operator.
-pub(crate) fn warn(text: &str) {
+pub fn warn(text: &str) {
     say(4, text);
 }
 

@@ -47,7 +47,7 @@ pub struct GlobError {
 }
 
 /// Rejects globs that [`find`] could not use.
-pub(crate) fn check(globs: &[String]) -> Result<(), GlobError> {
+pub fn check(globs: &[String]) -> Result<(), GlobError> {
     for glob in globs {
         Pattern::new(glob).map_err(|error| GlobError { glob: glob.clone(), why: error.msg })?;
     }
@@ -162,7 +162,7 @@ fn directories(globs: &[String]) -> BTreeSet<PathBuf> {
 
 /// Faults of the directories in which these globs look for sockets. A socket in a faulty
 /// directory proves nothing, because any user can create it.
-pub(crate) fn faults_of_directories(globs: &[String]) -> Vec<String> {
+pub fn faults_of_directories(globs: &[String]) -> Vec<String> {
     let makers = directories(globs).into_iter().map(|directory| makers_in(&directory));
     let faults: BTreeSet<String> =
         makers.filter_map(|makers| makers.fault().map(str::to_owned)).collect();

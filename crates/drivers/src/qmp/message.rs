@@ -45,7 +45,8 @@ impl Command {
     }
 
     /// The command in its wire format, with its end of line.
-    pub(crate) fn to_line(&self, id: u64) -> String {
+    #[must_use]
+    pub fn to_line(&self, id: u64) -> String {
         let mut message = json!({"execute": self.name, "id": id});
         if !self.arguments.is_null() {
             message["arguments"] = self.arguments.clone();
@@ -57,13 +58,16 @@ impl Command {
 /// One line from QEMU. An answer's value is parsed later ([`outcome`]), because as text it is
 /// small.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub enum Message {
     /// The balloon's size has changed.
     BalloonChange(Bytes),
     /// An event that is not used.
     Event,
     /// The answer to command `id`.
-    Answer { id: u64 },
+    Answer {
+        /// The command's ID.
+        id: u64,
+    },
 }
 
 #[derive(Deserialize)]
@@ -114,7 +118,10 @@ mod present {
 }
 
 /// Whether this is QEMU's greeting.
-pub(crate) fn check_greeting(line: &[u8]) -> Result<(), QmpError> {
+///
+/// # Errors
+/// It is something else.
+pub fn check_greeting(line: &[u8]) -> Result<(), QmpError> {
     match serde_json::from_slice::<Greeting>(line) {
         Ok(_) => Ok(()),
         Err(_) => Err(QmpError::NotQmp(excerpt(line))),
@@ -122,7 +129,10 @@ pub(crate) fn check_greeting(line: &[u8]) -> Result<(), QmpError> {
 }
 
 /// Determines the type of a line, and keeps only the fields that are used.
-pub(crate) fn parse(line: &[u8]) -> Result<Message, QmpError> {
+///
+/// # Errors
+/// The line is no message of QMP.
+pub fn parse(line: &[u8]) -> Result<Message, QmpError> {
     let garbage = || QmpError::Garbage(excerpt(line));
     let head: Head = serde_json::from_slice(line).map_err(|_| garbage())?;
     match (head.event.as_deref(), head.id) {
@@ -137,7 +147,10 @@ pub(crate) fn parse(line: &[u8]) -> Result<Message, QmpError> {
 }
 
 /// Parses an answer: its value, or QEMU's words of refusal.
-pub(crate) fn outcome(line: &[u8]) -> Result<Result<Value, String>, QmpError> {
+///
+/// # Errors
+/// The line has neither.
+pub fn outcome(line: &[u8]) -> Result<Result<Value, String>, QmpError> {
     let garbage = || QmpError::Garbage(excerpt(line));
     match serde_json::from_slice(line).map_err(|_| garbage())? {
         RawResponse { error: Some(RawError { desc }), .. } => Ok(Err(desc)),

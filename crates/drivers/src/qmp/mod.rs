@@ -26,4 +26,4 @@ mod message;
 pub use client::{DEADLINE, QmpClient, connect};
 pub use error::QmpError;
 pub use framing::{MAX_LARGE, MAX_LINE};
-pub use message::Command;
+pub use message::{Command, Message, check_greeting, outcome, parse};

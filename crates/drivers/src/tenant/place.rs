@@ -5,7 +5,7 @@ use std::path::Path;
 
 use model::VmName;
 
-use crate::drivers::shared::name_of_socket;
+use crate::shared::name_of_socket;
 
 /// Write permission of the group and of others.
 const GROUP_OR_OTHERS: u32 = 0o022;

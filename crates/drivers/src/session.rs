@@ -8,6 +8,7 @@ use model::view::Mechanism;
 use model::{Bytes, Migration, Reading, VmName};
 use serde_json::Value;
 use sys::clock::{boot_now, wall_now_ms};
+use sys::log;
 use sys::memory_of::Counters;
 use sys::peer::PeerError;
 use tokio::sync::mpsc;
@@ -27,7 +28,6 @@ use super::tenant::{Evidence, Rules, Stranger};
 use super::undo::{self, RestoreError};
 use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
 use crate::journal::UndoRecord;
-use crate::log;
 
 /// Interval at which the evidence about a VM of no group is checked again.
 const JUDGED_AGAIN: Duration = Duration::from_secs(10);

@@ -1,4 +1,5 @@
-//! The daemon's sensors and actuators: QMP for the VMs, `/proc` for the host.
+//! The daemon's sensors and actuators: QMP for the VMs, `/proc` for the host, and the journal of
+//! the changes to undo.
 //!
 //! ```text
 //!   discovery ──► one task per socket (vm, session) ──QMP──► QEMU
@@ -21,7 +22,8 @@ pub mod discovery;
 pub mod guest_stats;
 pub mod hands;
 pub mod host;
-pub(crate) mod identity;
+pub mod identity;
+pub mod journal;
 pub mod ksm;
 mod memory;
 pub mod migration;
@@ -35,7 +37,7 @@ mod records;
 mod session;
 mod shared;
 mod slot;
-pub(crate) mod tenant;
+mod tenant;
 pub mod undo;
 mod vm;
 
@@ -243,3 +245,7 @@ impl Clock for BootClock {
         sys::clock::boot_now()
     }
 }
+
+#[cfg(test)]
+#[path = "../../overbook/src/test_process.rs"]
+mod test_process;

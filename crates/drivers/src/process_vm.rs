@@ -23,6 +23,7 @@ use std::time::Duration;
 use model::view::Mechanism;
 use model::{Bytes, Migration, Reading, VmName};
 use sys::clock::boot_now;
+use sys::log;
 use sys::memory_of::Counters;
 use sys::process::Identity;
 use tokio::sync::mpsc;
@@ -35,7 +36,6 @@ use super::shared::{DriverState, name_of_stranger};
 use super::slot::{self, Slot, VmOrder};
 use super::tenant::Evidence;
 use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
-use crate::log;
 
 /// Maximum number of bytes of a command line that are read.
 const MOST_BYTES: u64 = 64 << 10;
