@@ -33,7 +33,8 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// Crates whose messages a user reads.
-const SHIPPED: [&str; 12] = [
+const SHIPPED: [&str; 13] = [
+    "crates/api",
     "crates/cluster",
     "crates/drivers",
     "crates/model",

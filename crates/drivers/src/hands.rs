@@ -63,6 +63,6 @@ impl Hands {
 
     fn order(&self, vm: &VmName, turn: MoveTurn) -> Option<()> {
         let slot = self.shared.find(vm)?;
-        slot.order(VmOrder::Move(turn)).then_some(())
+        slot.order(VmOrder::Move(Box::new(turn))).then_some(())
     }
 }

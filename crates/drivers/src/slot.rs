@@ -37,7 +37,7 @@ pub(super) enum VmOrder {
     /// Restore the original settings.
     Restore(Restore),
     /// Take a turn of a migration.
-    Move(MoveTurn),
+    Move(Box<MoveTurn>),
 }
 
 /// A requested size of the balloon.

@@ -106,7 +106,7 @@ pub enum LabError {
     Trace(#[from] crate::truth::TraceError),
     /// An error of the daemon's API.
     #[error(transparent)]
-    Client(#[from] overbook::client::ClientError),
+    Client(#[from] api::client::ClientError),
     /// An error of the shim's stress.
     #[error(transparent)]
     Stress(#[from] crate::stress::StressError),

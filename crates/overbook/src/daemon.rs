@@ -31,6 +31,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use ::api::published::{Latest, MemberState, Published, TickTimes};
 use drivers::journal::Journal;
 use drivers::{BootClock, Drivers, Records, Settings, ksm::Hand};
 use model::Mode;
@@ -52,7 +53,6 @@ use crate::{
     pause_file::PauseFile,
     pool::apart::Apart,
     pool::member::Member,
-    published::{Latest, MemberState, Published, TickTimes},
     release,
 };
 pub use error::DaemonError;

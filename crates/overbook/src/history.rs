@@ -18,6 +18,7 @@
 //! of page cache.
 
 mod read;
+mod rows;
 mod sample;
 mod store;
 #[cfg(test)]

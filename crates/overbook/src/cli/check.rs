@@ -23,6 +23,7 @@ use super::{
 };
 use tables::offline::trial as tables;
 
+use api::wire::VmStatus;
 use drivers::discovery;
 
 use crate::{
@@ -30,7 +31,6 @@ use crate::{
     disks::trial::{Tried, TriedFile, try_files, try_repositories},
     pool::trial::{self, Trial},
     preflight::{self, Remark},
-    wire::VmStatus,
 };
 
 /// Arguments of `overbook check`.

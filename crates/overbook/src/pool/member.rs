@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::published::{Latest, MemberState, Published};
 use cluster::records::{self, Records, Written};
 use cluster::store::{Change, SEAT_TTL, Snapshot, Still, Store, StoreError, WriterLease};
 use drivers::hands::Hands;
@@ -25,10 +26,9 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::launch::Launch;
+use super::move_news::Teller;
 use super::{manager, report};
-use crate::moves::Teller;
 use crate::pki::Purpose;
-use crate::published::{Latest, MemberState, Published};
 
 /// Interval at which the lease is renewed.
 const STAY: Duration = Duration::from_secs(3);

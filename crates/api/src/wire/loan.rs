@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Words;
-use crate::history;
 
 /// Idle surplus of one group that another may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -52,15 +51,4 @@ pub struct LoanRow {
     /// The loan that was decided.
     #[serde(flatten)]
     pub loan: LoanStatus,
-}
-
-impl From<history::LoanRow> for LoanRow {
-    fn from(row: history::LoanRow) -> Self {
-        let history::LoanRow { wall_ms, mode, lender, borrower, amount, reason, words } = row;
-        let code = reason.map_or_else(|| "unknown".to_owned(), |reason| Words::of(&reason).code);
-        let reason = Words { code, text: words };
-        let (lender, borrower) = (lender.to_string(), borrower.to_string());
-        let loan = LoanStatus { lender, borrower, amount_bytes: amount.0, reason };
-        Self { wall_ms, mode: mode.to_string(), loan }
-    }
 }

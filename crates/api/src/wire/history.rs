@@ -1,14 +1,9 @@
 //! One row of a VM's history: a reading, a decision, or a step of a move to another host.
 
-use model::PagesPerMs;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{LastChange, raw};
-use crate::{
-    history::{self, Entry},
-    shown,
-};
+use super::LastChange;
 
 /// One reading of a VM, or one decision about it, or a step of a move between hosts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -63,59 +58,6 @@ pub struct HistoryRow {
     /// For a move between hosts: the step and its reason.
     #[serde(default)]
     pub moved: Option<String>,
-}
-
-impl From<history::HistoryRow> for HistoryRow {
-    fn from(row: history::HistoryRow) -> Self {
-        let moment = Self { wall_ms: row.wall_ms, ..Self::default() };
-        match row.entry {
-            Entry::Reading {
-                step_s,
-                used,
-                balloon,
-                target,
-                swap_per_s,
-                working_set,
-                shared,
-                saved,
-                merged,
-                scan_rate,
-                freed,
-                freed_taken,
-                in_repositories,
-                disk_read_us,
-                resident,
-                paged_out,
-                refaults_per_s,
-            } => Self {
-                step_seconds: Some(step_s),
-                balloon_bytes: raw(balloon),
-                target_bytes: raw(target),
-                used_bytes: raw(used),
-                working_set_bytes: raw(working_set),
-                shared_bytes: raw(shared),
-                saved_bytes: raw(saved),
-                merged_bytes: raw(merged),
-                scan_rate_pages_per_ms: scan_rate.map(|PagesPerMs(rate)| rate),
-                freed_bytes: raw(freed),
-                freed_taken_bytes: raw(freed_taken),
-                in_repositories_bytes: raw(in_repositories),
-                disk_read_median_us: disk_read_us,
-                resident_bytes: raw(resident),
-                paged_out_bytes: raw(paged_out),
-                refaults_per_second: refaults_per_s,
-                swap_bytes_per_second: raw(swap_per_s),
-                ..moment
-            },
-            Entry::Change { mode, is_take, target, words, .. } => Self {
-                target_bytes: Some(target.0),
-                mode: Some(mode.to_string()),
-                change: Some(shown::change_words(is_take, target, &words)),
-                ..moment
-            },
-            Entry::Move { words } => Self { moved: Some(words), ..moment },
-        }
-    }
 }
 
 impl HistoryRow {

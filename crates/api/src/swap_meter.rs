@@ -8,7 +8,7 @@ use model::{Bytes, Reading, VmView};
 
 /// Computes a rate from the guest's swap counters.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SwapMeter {
+pub struct SwapMeter {
     incarnation: u64,
     counted: Option<Reading<Bytes>>,
     rate: Option<Bytes>,
@@ -17,7 +17,7 @@ pub(crate) struct SwapMeter {
 impl SwapMeter {
     /// Bytes per second between the last two reports. `None` before there are two reports of the
     /// same incarnation, and after the counters ran backwards.
-    pub(crate) fn rate(&mut self, view: &VmView) -> Option<Bytes> {
+    pub fn rate(&mut self, view: &VmView) -> Option<Bytes> {
         let counted = view.stats.and_then(|stats| {
             let (into, out) = (stats.value.swap_in?, stats.value.swap_out?);
             Some(Reading::new(into.plus(out), stats.at))

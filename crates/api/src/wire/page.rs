@@ -19,7 +19,8 @@ pub struct StatusPage {
 
 impl StatusPage {
     /// The page of the last tick.
-    pub(crate) fn of(shown: &TickView) -> Self {
+    #[must_use]
+    pub fn of(shown: &TickView) -> Self {
         let (groups, vms) = (GroupStatus::all(shown), VmStatus::all(shown));
         Self { host: HostStatus::of(shown), groups, vms }
     }

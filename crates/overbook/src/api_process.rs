@@ -25,6 +25,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
+use api::published::Published;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
 use sys::log;
@@ -36,7 +37,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::helper::outlive_signals;
 use crate::http::{self, Ask, Asks, Inside, Listeners, Outcome, Token};
 use crate::lines::{JsonLines, Numbered, line, nonsense};
-use crate::published::Published;
 
 /// Maximum length of a question in bytes: a few names of some hundred bytes, and numbers.
 pub(crate) const MOST_ASK: usize = 64 << 10;
