@@ -11,7 +11,7 @@ use std::{
 };
 
 /// The crates in order; each may depend only on those before it.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 20] = [
     "overbook-model",
     "overbook-policy",
     "overbook-pages",
@@ -25,6 +25,7 @@ const ORDER: [&str; 19] = [
     "overbook-tables",
     "overbook-worker",
     "overbook-drivers",
+    "overbook-disks",
     "overbook-api",
     "overbook",
     "overbook-sim",
@@ -119,6 +120,7 @@ fn crates_need_only_those_above_them() {
     assert!(!needs("overbook-policy", "tokio"), "the policy does not wait");
     for apart in ["axum", "hyper", "rusqlite", "overbook-cluster", "etcd-client"] {
         assert!(!needs("overbook-drivers", apart), "the drivers need no {apart}");
+        assert!(!needs("overbook-disks", apart), "the disks need no {apart}");
         assert!(!needs("overbook-api", apart) || apart == "hyper", "the API needs no {apart}");
     }
     for apart in ["axum", "hyper", "rusqlite", "overbook-cluster", "tokio"] {

@@ -33,9 +33,10 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// Crates whose messages a user reads.
-const SHIPPED: [&str; 13] = [
+const SHIPPED: [&str; 14] = [
     "crates/api",
     "crates/cluster",
+    "crates/disks",
     "crates/drivers",
     "crates/model",
     "crates/overbook",

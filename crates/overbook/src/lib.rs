@@ -5,7 +5,6 @@ pub mod cli;
 pub mod config_files;
 pub mod curve_chart;
 pub mod daemon;
-pub mod disks;
 mod helper;
 pub mod history;
 pub mod http;
@@ -19,7 +18,6 @@ pub mod pki;
 pub mod pool;
 mod preflight;
 pub mod release;
-pub mod repository;
 pub mod top;
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use disks::repository::{can_lend, mind_host};
 use model::Bytes;
 use pageserver::layers::memory::SLAB;
 use pageserver::repository::Repository;
@@ -18,7 +19,6 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{error::CliError, output::Output};
-use crate::repository::{can_lend, mind_host};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

@@ -23,7 +23,6 @@ use sys::log;
 use sys::process::{Child, Spawn};
 
 use super::{DisksError, STATUS, files, status_socket};
-use crate::config_files;
 
 /// How soon a signal to end is noticed.
 const LOOK: Duration = Duration::from_millis(200);
@@ -44,11 +43,10 @@ struct Socket {
 }
 
 /// Keeps the disks of `group` served until it is asked to end.
-pub(super) fn run(config: &Path, group: &GroupName) -> Result<(), DisksError> {
-    let spec = config_files::load(config)?;
+pub(super) fn run(config: &Path, spec: &Spec, group: &GroupName) -> Result<(), DisksError> {
     let own: Vec<(&String, &DiskSpec)> = spec.disks_of(group).collect();
     if own.is_empty() {
-        return Err(DisksError::None { group: group.to_string(), others: others(&spec) });
+        return Err(DisksError::None { group: group.to_string(), others: others(spec) });
     }
     let directory = spec.disk_directory();
     make_directory(&directory).map_err(unusable("directory", &directory))?;
@@ -72,7 +70,7 @@ pub(super) fn run(config: &Path, group: &GroupName) -> Result<(), DisksError> {
         let (handle, user) = (Some(file.handle), file.owner.0);
         sockets.push(Socket { name: name.clone(), listener, file: handle, user });
     }
-    let path = status_socket(&spec, group);
+    let path = status_socket(spec, group);
     let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let listener = listen(&path, us).map_err(unusable("socket", &path))?;
     sockets.push(Socket { name: STATUS.to_owned(), listener, file: None, user: us.0 });

@@ -6,7 +6,8 @@
 //! two groups never meets in it. If it is killed and restarted, all writes that were answered are
 //! in the files, and QEMU reconnects (`reconnect-delay`).
 //!
-//! The serving process may die: the [`keeper`] holds the sockets and restarts it.
+//! The serving process may die: the [`keeper`] holds the sockets and restarts it. It reads the
+//! configuration again then.
 //!
 //! Each disk has its own socket, which belongs to the owner of the disk's file: a user who may
 //! open the file may connect to the socket. Other users are not served. Only one process is
@@ -15,10 +16,13 @@
 //! line of JSON), and gets the status of the disks in return ([`Status`]).
 //!
 //! One [`Budget`] bounds the memory of all requests in flight from a group's clients.
+//!
+//! [`repository`] is the part of `overbook repository` that watches its own host.
 
 mod cached;
 mod files;
 mod keeper;
+pub mod repository;
 pub mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use model::config;
 use model::spec::DiskSpec;
 use model::{Bytes, CacheReading, DiskReading, GroupName, RepositoriesReading, Spec, VmName};
 use pageserver::budget::Budget;
@@ -54,7 +57,6 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config_files;
 use cached::Cached;
 
 /// Name of the status socket. No disk has this name, because names of disks do not begin with
@@ -72,9 +74,6 @@ const MOST_ORDER: u64 = 1 << 20;
 /// Why the disks cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum DisksError {
-    /// The configuration has faults.
-    #[error(transparent)]
-    Configuration(#[from] config::Faults),
     /// The group has no disks.
     #[error("group `{group}` has no disks; groups that have: {others}")]
     None {
@@ -158,23 +157,23 @@ struct Near {
 
 /// Keeps the disks of `group` served until it is asked to end, if `sockets` is empty. Otherwise
 /// serves them on the sockets and files that a keeper passes on as descriptors,
-/// `NAME=SOCKET,USER[,FILE]` each.
+/// `NAME=SOCKET,USER[,FILE]` each. `config` is the file of `spec`, which the serving process reads
+/// again.
 ///
 /// # Errors
 ///
 /// Why it cannot start. Once it serves, only a signal ends it.
-pub fn run(config: &Path, group: &str, sockets: &[String]) -> Result<(), DisksError> {
+pub fn run(config: &Path, spec: &Spec, group: &str, sockets: &[String]) -> Result<(), DisksError> {
     let group = GroupName::from(group);
     if sockets.is_empty() {
-        return keeper::run(config, &group);
+        return keeper::run(config, spec, &group);
     }
     need_no_memory();
     // Payloads come and go: memory that the allocator kept of them would be locked, and not
     // charged to the budget.
     heap::give_back_large();
-    let spec = config_files::load(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(&spec, &group, sockets))
+    runtime.block_on(serve(spec, &group, sockets))
 }
 
 /// Guests swap when memory is short. So the process that serves their swap must neither wait for
