@@ -26,9 +26,6 @@ use super::{
     unpack::{BlockCompression, unpack_block},
 };
 
-/// The first bytes of an image.
-pub(super) const MAGIC: &[u8] = b"hsqs";
-
 const SUPERBLOCK_LEN: usize = 96;
 const VERSION: u16 = 4;
 /// Maximum size of a table's block.

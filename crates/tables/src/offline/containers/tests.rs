@@ -2,7 +2,7 @@ use std::{os::unix::fs::symlink, process::Command};
 
 use pages::offline::{Page, Record, TableRef, hash};
 
-use super::*;
+use super::{super::*, Left, image};
 
 mod backing;
 mod ext4;

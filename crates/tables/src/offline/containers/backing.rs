@@ -18,7 +18,8 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use super::{
     disk::Disk,
     printable,
-    qcow2::{self, Named, Qcow2},
+    qcow2::{Named, Qcow2},
+    sources::QCOW2_MAGIC,
 };
 
 /// Maximum length of a backing chain. Each image takes up to 4 MiB in each thread.
@@ -29,7 +30,7 @@ pub(super) fn open(path: &Path, directory: Option<&Path>) -> io::Result<Box<dyn 
     let file = File::open(path)?;
     let mut magic = [0; 4];
     file.read_exact_at(&mut magic, 0)?;
-    let (disk, _) = open_image(file, path, magic == qcow2::MAGIC, directory, 0)?;
+    let (disk, _) = open_image(file, path, magic == QCOW2_MAGIC, directory, 0)?;
     Ok(disk)
 }
 

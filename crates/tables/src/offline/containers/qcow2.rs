@@ -15,10 +15,7 @@ use std::{
 
 use flate2::read::DeflateDecoder;
 
-use super::{cut::fill, disk::Disk};
-
-/// The first bytes of an image.
-pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
+use super::{cut::fill, disk::Disk, sources::QCOW2_MAGIC};
 
 const HEADER_LEN: usize = 112;
 /// Mask of the file offset in a table entry.
@@ -59,7 +56,7 @@ impl Qcow2 {
     pub(super) fn open(file: File) -> io::Result<Self> {
         let mut header = [0; HEADER_LEN];
         file.read_exact_at(&mut header, 0)?;
-        if !header.starts_with(&MAGIC) {
+        if !header.starts_with(&QCOW2_MAGIC) {
             return Err(io::Error::other("no qcow2 image"));
         }
         let (version, cluster_bits) = (long(&header, 4), long(&header, 20));

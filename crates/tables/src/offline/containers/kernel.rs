@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    OfflineError,
-    cut::{Cutter, Stream},
+    OfflineError, Stream,
+    cut::Cutter,
     limit::Left,
     unpack::{Compression, LEGACY_LZ4_MAGIC, Streams, Unpacked, unpack},
 };

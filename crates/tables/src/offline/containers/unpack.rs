@@ -5,11 +5,7 @@ use std::io::{self, Read};
 use flate2::read::{GzDecoder, MultiGzDecoder, ZlibDecoder};
 use lzma_rust2::XzReader;
 
-use super::{MOST_BYTES, cut::fill, limit::unpacks_too_much};
-
-/// Memory for the window of xz. `dpkg-deb` and Linux use at most 64 MiB and 128 MiB. Zstd itself
-/// takes at most 128 MiB.
-pub const MOST_XZ_KIB: u32 = 256 << 10;
+use super::{MOST_BYTES, MOST_XZ_KIB, cut::fill, limit::unpacks_too_much};
 
 /// The compression of some data.
 #[derive(Clone, Copy, Debug)]

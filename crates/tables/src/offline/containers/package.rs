@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    OfflineError,
-    cut::{Cutter, Stream, fill},
+    OfflineError, Stream,
+    cut::{Cutter, fill},
     limit::{Left, count},
     printable,
     sources::spare,

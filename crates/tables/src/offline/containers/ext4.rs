@@ -5,10 +5,17 @@ use std::{ffi::OsString, io, os::unix::ffi::OsStringExt};
 use ext4_view::{Ext4, Ext4Error, PathBuf, ReadDir};
 
 use super::{
+    cut::{Contents, skip_by_seeking},
     disk,
     image::{Entry, Filesystem, Inside},
     superblock::Ext4Disk,
 };
+
+impl Contents for ext4_view::File {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        skip_by_seeking(self, bytes)
+    }
+}
 
 /// A filesystem.
 pub(super) struct Ext(Ext4);

@@ -5,14 +5,10 @@
 
 use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt};
 
-use super::squashfs;
+use super::sources::{EXT_MAGIC, EXT_MAGIC_AT, GPT_MAGIC, SQUASHFS_MAGIC};
 
 const SECTOR_LEN: usize = 512;
 const SECTOR: u64 = SECTOR_LEN as u64;
-/// Offset of the magic number in an ext4 filesystem.
-const EXT_MAGIC_AT: u64 = 1080;
-pub(super) const EXT_MAGIC: &[u8] = b"\x53\xef";
-pub(super) const GPT_MAGIC: &[u8] = b"EFI PART";
 /// Sector sizes; a GPT begins in the second sector.
 const SECTORS: [u64; 2] = [SECTOR, 4096];
 /// Maximum number of partitions that are examined. Linux supports at most 256 per disk.
@@ -109,10 +105,10 @@ fn holds(disk: &mut dyn Disk, place: u64) -> Result<Option<FilesystemKind>, Stri
         let mut found = vec![0; magic.len()];
         disk.read_at(place.saturating_add(at), &mut found).is_ok() && found == magic
     };
-    if has(0, squashfs::MAGIC) {
+    if has(0, SQUASHFS_MAGIC) {
         return Ok(Some(FilesystemKind::Squashfs));
     }
-    if has(EXT_MAGIC_AT, EXT_MAGIC) {
+    if has(EXT_MAGIC_AT as u64, EXT_MAGIC) {
         return Ok(Some(FilesystemKind::Ext));
     }
     match OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
