@@ -11,7 +11,7 @@ use std::{
 };
 
 /// The crates in order; each may depend only on those before it.
-const ORDER: [&str; 17] = [
+const ORDER: [&str; 20] = [
     "overbook-model",
     "overbook-policy",
     "overbook-pages",
@@ -24,6 +24,9 @@ const ORDER: [&str; 17] = [
     "overbook-tracer",
     "overbook-tables",
     "overbook-worker",
+    "overbook-drivers",
+    "overbook-disks",
+    "overbook-api",
     "overbook",
     "overbook-sim",
     "overbook-lab",
@@ -115,6 +118,11 @@ fn crates_need_only_those_above_them() {
     assert!(!needs("overbook-sim", "overbook-sys"), "the simulator has no kernel");
     assert!(!needs("overbook-policy", "overbook-sys"), "the policy has no kernel");
     assert!(!needs("overbook-policy", "tokio"), "the policy does not wait");
+    for apart in ["axum", "hyper", "rusqlite", "overbook-cluster", "etcd-client"] {
+        assert!(!needs("overbook-drivers", apart), "the drivers need no {apart}");
+        assert!(!needs("overbook-disks", apart), "the disks need no {apart}");
+        assert!(!needs("overbook-api", apart) || apart == "hyper", "the API needs no {apart}");
+    }
     for apart in ["axum", "hyper", "rusqlite", "overbook-cluster", "tokio"] {
         assert!(!needs("overbook-worker", apart), "the worker needs no {apart}");
     }

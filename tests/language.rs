@@ -33,8 +33,11 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// Crates whose messages a user reads.
-const SHIPPED: [&str; 11] = [
+const SHIPPED: [&str; 14] = [
+    "crates/api",
     "crates/cluster",
+    "crates/disks",
+    "crates/drivers",
     "crates/model",
     "crates/overbook",
     "crates/pages",

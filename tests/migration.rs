@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
+use drivers::migration::{
+    Limits, Secured, Turn, source_turn, source_turn_without, target_turn, target_turn_without,
+};
+use drivers::qmp::{Command, QmpClient};
 use lab::lab::{Lab, Provisions};
 use lab::machine::{self, Files, MachineSpec};
 use model::{Bytes, Millis};
-use overbook::drivers::migration::{
-    Limits, Secured, Turn, source_turn, source_turn_without, target_turn, target_turn_without,
-};
-use overbook::drivers::qmp::{Command, QmpClient};
-use overbook::pki::{self, CertificateRequest};
+use overbook::pki::{self, CertificateRequest, Purpose};
 use overbook_tests::{provisions, take_turn};
 use policy::handover::{IntentView, SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde_json::{Value, json};
@@ -104,7 +104,8 @@ impl Trust {
     /// The certificates with which `host` migrates, to or from `peer`.
     fn of(&self, host: &str, peer: &str) -> Secured {
         let files = self.authority.join(host).join("migration");
-        Secured { files, shown: self.shown.clone(), peer: peer.into() }
+        let peer_name = Purpose::Migration.common_name(peer);
+        Secured { files, shown: self.shown.clone(), peer_name }
     }
 }
 

@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use drivers::journal::Journal;
+use drivers::{Drivers, Records, Settings};
 use lab::cache::Cache;
 use lab::qemu::Qemu;
 use model::ports::Sense;
 use model::view::Mechanism;
 use model::{Bytes, Link, Migration, VmName, VmView};
-use overbook::drivers::{Drivers, Records, Settings};
-use overbook::journal::Journal;
 use sys::process::{Child, Signal};
 
 /// Starts a QEMU whose CPU never runs; it ends with the test.

@@ -277,7 +277,7 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
         stream.write_all(b"{}\n").ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
-        serde_json::from_str::<overbook::disks::Status>(&text).ok()?.disks.remove("swap")
+        serde_json::from_str::<disks::Status>(&text).ok()?.disks.remove("swap")
     };
     let connected = || reading().and_then(|disk| disk.repositories).map(|them| them.connected);
     let export = format!("nbd+unix:///swap?socket={at}/disks/swap.sock");

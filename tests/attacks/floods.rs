@@ -8,9 +8,9 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use api::client::ApiClient;
 use lab::attack::{Attacker, NOBODY};
 use lab::command::own_program;
-use overbook::client::ApiClient;
 use serde_json::Value;
 use sys::process::{Child, Signal, Spawn};
 

@@ -147,10 +147,8 @@ fn a_socket_that_has_outlived_its_process_is_not_that_of_the_next_one_with_its_n
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let state = tempfile::tempdir().unwrap();
     let why = runtime.block_on(async {
-        let records = overbook::drivers::Records::new(
-            overbook::journal::Journal::open(state.path()).unwrap(),
-        );
-        let mut drivers = overbook::drivers::Drivers::new(overbook::drivers::Settings {
+        let records = drivers::Records::new(drivers::journal::Journal::open(state.path()).unwrap());
+        let mut drivers = drivers::Drivers::new(drivers::Settings {
             globs: vec![socket.display().to_string()],
             processes: false,
             groups: std::collections::BTreeMap::new(),

@@ -9,10 +9,10 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use api::client::ApiClient;
 use model::{
     Bytes, ColdSpec, DedupSpec, FreePagesSpec, Millis, Mode, PagesPerMs, Policy, TrackingBudget,
 };
-use overbook::client::ApiClient;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
 

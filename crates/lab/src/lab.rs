@@ -106,7 +106,7 @@ pub enum LabError {
     Trace(#[from] crate::truth::TraceError),
     /// An error of the daemon's API.
     #[error(transparent)]
-    Client(#[from] overbook::client::ClientError),
+    Client(#[from] api::client::ClientError),
     /// An error of the shim's stress.
     #[error(transparent)]
     Stress(#[from] crate::stress::StressError),
@@ -231,7 +231,7 @@ impl Machine {
     }
 
     /// One QMP command on the lab's own socket.
-    pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value, LabError> {
+    pub fn qmp(&self, command: &'static str, arguments: Value) -> Result<Value, LabError> {
         Ok(self.line.with(|qmp| qmp.execute(command, arguments))?)
     }
 

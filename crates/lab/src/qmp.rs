@@ -1,12 +1,12 @@
 //! The lab's own connection to a QEMU: one command at a time, each with a deadline.
 //!
-//! **Idea.** QMP is lines of JSON over a unix socket: a greeting, `qmp_capabilities`, then one
-//! reply per command, with events in between (which the lab does not need and skips). A QMP
-//! socket serves one client at a time, so the lab has a socket of its own, separate from the
-//! daemon's. A [`QmpLine`] keeps its connection open, because connecting is slow while a guest
-//! boots. A keeper hangs up when its guests are up, so that `lab status` can connect.
+//! **Idea.** The messages are those of the drivers' codec ([`drivers::qmp`]); only the socket is
+//! the lab's own, because the lab waits. Events are skipped. A QMP socket serves one client at a
+//! time, so the lab has a socket of its own, separate from the daemon's. A [`QmpLine`] keeps its
+//! connection open, because connecting is slow while a guest boots. A keeper hangs up when its
+//! guests are up, so that `lab status` can connect.
 //!
-//! **Leaves out.** Everything that a daemon in production needs (see the driver in `overbook`).
+//! **Leaves out.** An allowance for events, and connections that survive a late answer.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use drivers::qmp::{self, Command, Message};
 use serde_json::{Value, json};
 
 /// Timeout for one command; a guest that boots on a busy machine delays its QEMU for seconds.
@@ -83,6 +84,8 @@ impl QmpLine {
 #[derive(Debug)]
 pub struct Qmp {
     reader: BufReader<UnixStream>,
+    /// ID of the last command sent.
+    last_sent: u64,
 }
 
 impl Qmp {
@@ -92,27 +95,21 @@ impl Qmp {
         let stream = UnixStream::connect(socket).map_err(failed)?;
         stream.set_read_timeout(Some(deadline)).map_err(failed)?;
         stream.set_write_timeout(Some(deadline)).map_err(failed)?;
-        let mut qmp = Self { reader: BufReader::new(stream) };
-        qmp.read_line().map_err(failed)?;
+        let mut qmp = Self { reader: BufReader::new(stream), last_sent: 0 };
+        let greeting = qmp.read_line().map_err(failed)?;
+        qmp::check_greeting(&greeting).map_err(io::Error::other).map_err(failed)?;
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
     }
 
     /// Runs one command and returns its result.
-    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+    pub fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
         let failed = |source| QmpError::Io { command: command.to_owned(), source };
-        let line = json!({ "execute": command, "arguments": arguments }).to_string() + "\n";
+        self.last_sent += 1;
+        let line = Command::with(command, arguments).to_line(self.last_sent);
         self.reader.get_mut().write_all(line.as_bytes()).map_err(failed)?;
-        loop {
-            let mut reply = self.read_line().map_err(failed)?;
-            if let Some(value) = reply.get_mut("return") {
-                return Ok(value.take());
-            }
-            if let Some(error) = reply.get("error") {
-                let reason = error["desc"].as_str().unwrap_or("nothing").to_owned();
-                return Err(QmpError::Refused { command: command.to_owned(), reason });
-            }
-        }
+        let outcome = self.read_answer().map_err(failed)?;
+        outcome.map_err(|reason| QmpError::Refused { command: command.to_owned(), reason })
     }
 
     /// The guest's present memory, in bytes, by its balloon.
@@ -129,9 +126,26 @@ impl Qmp {
         self.execute("balloon", json!({ "value": bytes })).map(drop)
     }
 
-    fn read_line(&mut self) -> io::Result<Value> {
-        let mut line = String::new();
-        (&mut self.reader).take(LINE_LIMIT).read_line(&mut line).map_err(|error| {
+    /// The answer to the last command: its value, or QEMU's words of refusal.
+    fn read_answer(&mut self) -> io::Result<Result<Value, String>> {
+        loop {
+            let line = self.read_line()?;
+            match qmp::parse(&line).map_err(io::Error::other)? {
+                Message::Answer { id } if id == self.last_sent => {
+                    return qmp::outcome(&line).map_err(io::Error::other);
+                }
+                Message::Answer { id } => {
+                    let what = format!("an answer to command {id}, which was not sent");
+                    return Err(io::Error::other(what));
+                }
+                Message::Event | Message::BalloonChange(_) => {}
+            }
+        }
+    }
+
+    fn read_line(&mut self) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        (&mut self.reader).take(LINE_LIMIT).read_until(b'\n', &mut line).map_err(|error| {
             // A socket's timeout is reported as this error.
             let is_late = error.kind() == io::ErrorKind::WouldBlock;
             if is_late { io::Error::other("QEMU does not answer in time") } else { error }
@@ -139,6 +153,6 @@ impl Qmp {
         if line.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        serde_json::from_str(&line).map_err(io::Error::from)
+        Ok(line)
     }
 }

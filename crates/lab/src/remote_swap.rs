@@ -233,7 +233,7 @@ impl RemoteSwap {
         self.ask()?.cache
     }
 
-    fn ask(&self) -> Option<overbook::disks::Status> {
+    fn ask(&self) -> Option<disks::Status> {
         let socket = self.dir.join("disks").join(format!("{GROUP}.status"));
         let mut text = String::new();
         let mut stream = UnixStream::connect(socket).ok()?;

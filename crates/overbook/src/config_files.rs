@@ -22,7 +22,7 @@ use model::{
 };
 use rustix::fs::OFlags;
 
-use crate::drivers::discovery;
+use drivers::discovery;
 
 /// Path of the configuration unless the command line names another one.
 pub const DEFAULT_PATH: &str = "/etc/overbook/overbook.toml";

@@ -14,7 +14,7 @@
 //! be killed at any instant: everything that it needs to undo an action is in the [`journal`]
 //! before the action, and it learns again within seconds how the guests behave.
 //!
-//! [`journal`]: crate::journal
+//! [`journal`]: drivers::journal
 
 mod api;
 mod disks;
@@ -32,6 +32,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use ::api::published::{Latest, MemberState, Published, TickTimes};
+use drivers::journal::Journal;
+use drivers::{BootClock, Drivers, Records, Settings, ksm::Hand};
 use model::{Millis, Mode, Spec};
 use policy::{Case, Memory, tuning};
 use sys::clock::boot_now;
@@ -41,22 +44,19 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
+use self::disks::Disks;
 use crate::{
     config_files::{CONFIRM, Reloader},
-    drivers::{BootClock, Drivers, Records, Settings, ksm::Hand},
     foreseen::Foreseen,
     history::{self, History},
     http::{Ask, Doors, LoopAnswer, Outcome, Question},
-    journal::Journal,
     learned_file::LearnedFile,
     lock::{Holder, StateLock},
     pause_file::PauseFile,
     pool::apart::Apart,
     pool::member::Member,
-    published::{Latest, MemberState, Published, TickTimes},
     release,
 };
-use disks::Disks;
 pub use error::DaemonError;
 use ksm::HostKsm;
 use worker::StillShares;

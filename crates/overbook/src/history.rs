@@ -11,13 +11,14 @@
 //! **Invariants.** [`History::record`] never waits. A full disk, a missing permission or a
 //! damaged file is reported in [`History::error`] until its cause ends. A file that cannot be
 //! used is renamed, never deleted. Data that Overbook needs to undo its actions is not kept here
-//! (see [`crate::journal`]).
+//! (see [`drivers::journal`]).
 //!
 //! **Cost.** About 55,000 rows or 4 MB per VM when full; 256 MiB in all, after which the oldest
 //! rows are deleted. One transaction per tick without fsync (WAL, `synchronous=NORMAL`); 256 KiB
 //! of page cache.
 
 mod read;
+mod rows;
 mod sample;
 mod store;
 #[cfg(test)]

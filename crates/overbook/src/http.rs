@@ -2,8 +2,8 @@
 //!
 //! **Idea.** Ticks come on a watch channel. One task follows them ([`follow`]), and every request
 //! reads the latest tick from it. Everything else is a question to the daemon ([`asks`]). So the
-//! API runs in a process of its own without rights ([`api`](crate::api)). The paths are in
-//! [`routes`], the objects in [`wire`](crate::wire). OpenAPI is derived from both, so the
+//! API runs in a process of its own without rights ([`crate::api_process`]). The paths are in
+//! [`routes`], the objects in [`wire`](api::wire). OpenAPI is derived from both, so the
 //! description always matches.
 //!
 //! **Invariants.** No listener on TCP without a token. Every resource that a client can hold is
@@ -36,7 +36,8 @@ pub use listen::{Doors, ListenError, Listeners};
 pub use routes::openapi;
 pub use token::{Token, TokenError};
 
-use crate::{published::Latest, shown::TickView};
+use api::published::Latest;
+use api::shown::TickView;
 
 /// The API's inputs from the daemon.
 pub struct Inside {

@@ -24,13 +24,12 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::time::ASN1Time;
 
+pub use drivers::migration::AUTHORITY_CERTIFICATE;
 use files::{Is, write};
 pub use revocation::revoke;
 
 /// Name of the authority.
 const AUTHORITY: &str = "Overbook pool";
-/// File of the authority's own certificate, in each directory.
-pub const AUTHORITY_CERTIFICATE: &str = "ca-cert.pem";
 const AUTHORITY_KEY: &str = "ca-key.pem";
 /// Validity of an authority: all certificates that it has signed must be replaced by then.
 pub const AUTHORITY_VALID: Duration = Duration::from_secs(3650 * 24 * 3600);

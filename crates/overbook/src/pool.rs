@@ -18,6 +18,7 @@ mod etcd;
 mod launch;
 mod manager;
 pub mod member;
+mod move_news;
 mod report;
 pub mod trial;
 

@@ -15,6 +15,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use drivers::journal::{Journal, JournalError};
+use drivers::{Records, Released, ksm::Hand, restore_at};
 use futures_util::future::join_all;
 use model::{Bytes, KsmOrder, config::DEFAULT_STATE};
 use sys::ksm::Ksm;
@@ -22,8 +24,6 @@ use sys::process::Identity;
 
 use crate::{
     config_files,
-    drivers::{self, Records, Released, ksm::Hand, restore_at},
-    journal::{Journal, JournalError},
     lock::{Holder, LockError, StateLock},
 };
 use worker::StillShares;

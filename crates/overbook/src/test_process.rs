@@ -31,6 +31,7 @@ pub(crate) fn on_small_disk(test: &str, size: &str) -> Option<PathBuf> {
 }
 
 /// Starts `test` in a process of its own with `key=value` in its environment.
+#[allow(dead_code, reason = "not every crate kills a test")]
 pub(crate) fn start(test: &str, key: &str, value: &std::path::Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api::wire::HostStatus;
 use daemon_fixture::TestDaemon;
-use overbook::wire::HostStatus;
 use sys::process::{Identity, Signal, children_of};
 
 fn start() -> TestDaemon {

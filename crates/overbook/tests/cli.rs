@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../../api/tests/fixture/mod.rs"]
 mod http_fixture;
 #[path = "http_fixture/server.rs"]
 mod server;
@@ -432,12 +433,12 @@ fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
     let spec = overbook::config_files::load(&config).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let status = overbook::disks::status_socket(&spec, &"web".into());
+        let status = disks::status_socket(&spec, &"web".into());
         let until = async |at_max: Option<&str>, is_so: fn(&model::RepositoriesReading) -> bool| {
             let at_max = at_max.map(|vm| [vm.into()].into());
-            let order = overbook::disks::Order { at_max, ..Default::default() };
+            let order = disks::Order { at_max, ..Default::default() };
             for _ in 0..6_000 {
-                let found = overbook::disks::ask(&status, &order).await;
+                let found = disks::ask(&status, &order).await;
                 let found = found.and_then(|found| found.disks["d"].repositories);
                 if found.as_ref().is_some_and(is_so) {
                     return;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../../api/tests/fixture/mod.rs"]
 mod http_fixture;
 #[path = "http_fixture/server.rs"]
 mod server;
@@ -161,7 +162,7 @@ fn names_with_odd_characters_are_found() {
     let vm = tick.view.vms[&model::VmName::from("web-1")].clone();
     tick.view.vms.insert(name.into(), vm);
     server.publish(tick);
-    let path = overbook::client::path_of("vms", name);
+    let path = api::client::path_of("vms", name);
     assert_eq!(json(&server, &path)["name"], name);
     assert_eq!(error(&server, "GET", "/v1/vms/%ff%fe").0, 400);
 }
@@ -362,7 +363,7 @@ fn subscribe(server: &TestServer) -> UnixStream {
 }
 
 /// The fixture with a thousand more VMs; `down` makes all of them unreachable.
-fn crowd(down: bool) -> overbook::published::Published {
+fn crowd(down: bool) -> api::published::Published {
     let mut tick = http_fixture::published();
     let mut vm = tick.view.vms[&model::VmName::from("web-1")].clone();
     if down {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../../api/tests/fixture/mod.rs"]
 mod http_fixture;
 #[path = "http_fixture/server.rs"]
 mod server;

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drivers::journal::{Journal, UndoRecord};
+use drivers::{Drivers, Records, Settings};
 use model::ports::{Act, Sense};
 use model::view::Mechanism;
 use model::{Action, Bytes, Link, Migration, VmName, VmView};
-use overbook::drivers::{Drivers, Records, Settings};
-use overbook::journal::{Journal, UndoRecord};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};

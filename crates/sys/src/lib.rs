@@ -15,6 +15,7 @@ pub mod frames;
 pub mod heap;
 pub mod kernel_version;
 pub mod ksm;
+pub mod log;
 pub mod mappings;
 pub mod meminfo;
 pub mod memory_limits;

@@ -9,14 +9,7 @@
 //! |-|-|
 //! | `sources.rs` | tells the kind of a source by its first bytes |
 //! | `tree.rs` | finds the files of a directory tree |
-//! | `package.rs` | finds the files of a Debian package |
-//! | `kernel.rs` | finds the executable in a kernel's boot image |
-//! | `unpack.rs` | decompresses data |
-//! | `image.rs` | finds the files of a disk's image |
-//! | `ext4.rs`, `squashfs.rs` | read the filesystems in it |
-//! | `superblock.rs` | tells which ext4 filesystems can be read |
-//! | `backing.rs`, `qcow2.rs` | open disks' images, and read them |
-//! | `disk.rs` | finds the partitions of a disk, and their contents |
+//! | `containers.rs` | finds the files in packages, kernels and disks' images (feature `images`) |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
 //! | `trial.rs` | reads the tables that the configuration names |
@@ -30,26 +23,16 @@
 //! filesystem is entered, and nothing is unpacked inside of an unpacked file. The depth of a
 //! tree, its files and the bytes read of one source are limited.
 
-mod backing;
 mod capture;
+#[cfg(feature = "images")]
+mod containers;
 mod cut;
-mod disk;
 mod elf;
-mod ext4;
-mod image;
-mod kernel;
 mod limit;
-mod package;
-mod qcow2;
 mod sources;
-mod squashfs;
-mod superblock;
 mod tally;
-#[cfg(test)]
-mod tests;
 mod tree;
 pub mod trial;
-mod unpack;
 
 use std::{
     fs::{self, File},
@@ -72,11 +55,13 @@ use pages::offline::{
 
 pub use capture::capture;
 use cut::Cutter;
-use limit::Left;
+
 use sources::SourceKind;
 use tally::Tally;
-pub use unpack::MOST_XZ_KIB;
 
+/// Memory for the window of xz. `dpkg-deb` and Linux use at most 64 MiB and 128 MiB. Zstd itself
+/// takes at most 128 MiB.
+pub const MOST_XZ_KIB: u32 = 256 << 10;
 /// Maximum depth of nested directories.
 const MOST_DEPTH: usize = 128;
 /// Maximum number of files and directories in one source.
@@ -169,6 +154,7 @@ pub struct Work {
 /// State that the threads share.
 struct BuildState {
     all_pages: bool,
+    #[cfg(feature = "images")]
     backing_dir: Option<PathBuf>,
     builder: Mutex<Builder>,
     failure: Mutex<Option<OfflineError>>,
@@ -190,12 +176,9 @@ struct Task {
 enum CutJob {
     /// Cuts a file. A file that was named itself must be usable.
     File { path: PathBuf, is_named: bool },
-    /// Cuts all files of a package.
-    Package(PathBuf),
-    /// Cuts the executable in a kernel's boot image.
-    Kernel(PathBuf),
-    /// Cuts each `parts`-th file of an image.
-    Image { path: PathBuf, part: u64, parts: u64, left: Arc<Left> },
+    /// Cuts files in another file.
+    #[cfg(feature = "images")]
+    Container(containers::ContainerPart),
 }
 
 /// Reads all sources. `watch` gets the number of files and bytes done, from time to time.
@@ -216,7 +199,14 @@ pub fn build(
         // Only the threads hold the receiver: when all have ended, `put` fails instead of blocking.
         drop(waiting);
         let source = Arc::default();
-        let mut parts = Queue { shared, jobs, watch: &mut watch, parts: threads as u64, source };
+        let mut parts = Queue {
+            shared,
+            jobs,
+            watch: &mut watch,
+            #[cfg(feature = "images")]
+            parts: threads as u64,
+            source,
+        };
         let found = request.sources.iter().try_for_each(|source| parts.put_source(source));
         if let Err(failure) = found {
             shared.fail(failure);
@@ -244,11 +234,8 @@ fn work(shared: &BuildState, sampling: Sampling, waiting: &Mutex<Receiver<Task>>
         if !shared.has_failed() {
             let done = match job {
                 CutJob::File { path, is_named } => sources::cut_file(&mut cutter, &path, is_named),
-                CutJob::Package(path) => package::cut(&mut cutter, &path),
-                CutJob::Kernel(path) => kernel::cut(&mut cutter, &path),
-                CutJob::Image { path, part, parts, left } => {
-                    image::cut(&mut cutter, &path, part, parts, &left)
-                }
+                #[cfg(feature = "images")]
+                CutJob::Container(part) => part.cut(&mut cutter),
             };
             done.unwrap_or_else(|failure| shared.fail(failure));
         }
@@ -261,6 +248,7 @@ struct Queue<'a> {
     shared: &'a BuildState,
     jobs: SyncSender<Task>,
     watch: &'a mut dyn FnMut(u64, u64),
+    #[cfg(feature = "images")]
     parts: u64,
     source: Arc<Tally>,
 }
@@ -271,14 +259,13 @@ impl Queue<'_> {
         lock(&self.shared.sources).push(Arc::clone(&self.source));
         match sources::kind(path, self.shared.all_pages)? {
             SourceKind::Tree => tree::put(self, path)?,
-            SourceKind::Package => self.put(CutJob::Package(path.into())),
-            SourceKind::Kernel => self.put(CutJob::Kernel(path.into())),
-            SourceKind::Image => {
-                let (parts, left) = (self.parts, Arc::new(Left::new(path)));
-                for part in 0..parts {
-                    let left = Arc::clone(&left);
-                    self.put(CutJob::Image { path: path.into(), part, parts, left });
-                }
+            #[cfg(feature = "images")]
+            SourceKind::Container(kind) => containers::put(self, path, kind),
+            #[cfg(not(feature = "images"))]
+            SourceKind::Container(_) => {
+                let what = "this Overbook reads no packages, kernels and images, because it was built \
+                            without the feature `images`; valid: ELF, a directory";
+                return Err(OfflineError::Source { path: path.into(), what: what.to_owned() });
             }
             SourceKind::File => self.put(CutJob::File { path: path.into(), is_named: true }),
         }
@@ -300,6 +287,7 @@ impl BuildState {
     fn new(request: &BuildRequest) -> Self {
         Self {
             all_pages: request.all_pages,
+            #[cfg(feature = "images")]
             backing_dir: request.backing_dir.clone(),
             builder: Mutex::new(Builder::new(request.sampling)),
             failure: Mutex::default(),

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{error::CliError, output::Output};
-use crate::api::{self, Sockets};
+use crate::api_process::{self, Sockets};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -15,6 +15,6 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     let sockets = Sockets { unix: arguments.unix, tcp: arguments.tcp };
-    api::run(sockets).map_err(|error| CliError::Said(error.to_string()))?;
+    api_process::run(sockets).map_err(|error| CliError::Said(error.to_string()))?;
     Ok(Output::nothing())
 }

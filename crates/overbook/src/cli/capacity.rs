@@ -1,9 +1,9 @@
 //! `overbook capacity`: how many VMs fit, with which certainty, and what limits that number.
 
+use api::wire::CapacityStatus;
 use clap::Args;
 
 use super::{context::Context, error::CliError, output::Output};
-use crate::wire::CapacityStatus;
 
 /// Arguments of `overbook capacity`.
 #[derive(Debug, Args)]

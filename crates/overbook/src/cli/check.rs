@@ -24,14 +24,15 @@ use super::{
 };
 use tables::offline::trial as tables;
 
+use api::wire::VmStatus;
+use disks::trial::{Tried, TriedFile, try_files, try_repositories};
+use drivers::discovery;
+
 use crate::{
     config_files,
-    disks::trial::{Tried, TriedFile, try_files, try_repositories},
-    drivers::discovery,
     foreseen::Foreseen,
     pool::trial::{self, Trial},
     preflight::{self, Remark},
-    wire::VmStatus,
 };
 
 /// Arguments of `overbook check`.

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use api::client::ApiClient;
+
 use super::{DEFAULT_SOCKET, error::CliError};
-use crate::{client::ApiClient, config_files};
+use crate::config_files;
 
 /// The global options.
 pub(super) struct Context {

@@ -1,11 +1,12 @@
 //! `overbook controller`: decide which VMs of a pool change hosts.
 
 use model::spec::PoolSpec;
+use sys::log;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{context::Context, error::CliError, output::Output};
+use crate::config_files;
 use crate::pool::{self, controller::Controller};
-use crate::{config_files, log};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {

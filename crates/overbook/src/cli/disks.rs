@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{context::Context, error::CliError, output::Output};
-use crate::disks;
+use crate::config_files;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -15,7 +15,9 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
-    let served = disks::run(&context.config, &arguments.group, &arguments.inherited);
+    let spec = config_files::load(&context.config);
+    let spec = spec.map_err(|faults| CliError::Said(faults.to_string()))?;
+    let served = disks::run(&context.config, &spec, &arguments.group, &arguments.inherited);
     served.map_err(|error| CliError::Said(error.to_string()))?;
     Ok(Output::nothing())
 }

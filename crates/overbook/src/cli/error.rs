@@ -6,7 +6,7 @@ use pages::shards::ShardsError;
 
 use tables::{offline::OfflineError, trace::TraceError};
 
-use crate::client::ClientError;
+use api::client::ClientError;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

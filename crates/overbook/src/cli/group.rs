@@ -1,5 +1,7 @@
 //! `overbook group [NAME]`: the groups' memory accounts.
 
+use api::client::path_of;
+use api::wire::{CacheSize, CacheStatus, GroupDedup, GroupFreePages, GroupStatus, WorkerStatus};
 use model::Bytes;
 
 use super::{
@@ -7,10 +9,6 @@ use super::{
     error::CliError,
     output::Output,
     table::{Column, size, table},
-};
-use crate::{
-    client::path_of,
-    wire::{CacheSize, CacheStatus, GroupDedup, GroupFreePages, GroupStatus, WorkerStatus},
 };
 
 const COLUMNS: [Column; 9] = [

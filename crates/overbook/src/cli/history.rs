@@ -3,6 +3,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use api::client::path_of;
+use api::wire::{HistoryRow, LoanRow};
 use clap::Args;
 use model::{Millis, PagesPerMs};
 use serde::Serialize;
@@ -14,10 +16,6 @@ use super::{
     output::Output,
     table::{Column, rate, size, table},
     when,
-};
-use crate::{
-    client::path_of,
-    wire::{HistoryRow, LoanRow},
 };
 
 #[derive(Debug, Args)]

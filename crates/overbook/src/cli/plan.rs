@@ -9,6 +9,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use api::shown::change_words;
+use api::wire::PlanStatus;
+use api::wire::PlannedVm;
 use clap::Args;
 use policy::Case;
 
@@ -19,7 +22,6 @@ use super::{
     output::Output,
     table::{Column, size, table},
 };
-use crate::{shown::change_words, wire::PlanStatus, wire::PlannedVm};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

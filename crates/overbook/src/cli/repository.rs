@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use disks::repository::{can_lend, mind_host};
 use model::Bytes;
 use pageserver::layers::memory::SLAB;
 use pageserver::repository::Repository;
@@ -13,12 +14,11 @@ use pageserver::server::{Limits, Server};
 use pageserver::tls::Acceptor;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use sys::heap;
+use sys::log;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{error::CliError, output::Output};
-use crate::log;
-use crate::repository::{can_lend, mind_host};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

@@ -1,7 +1,7 @@
 //! `overbook status`: the host, its groups and its VMs on one page.
 
 use super::{context::Context, error::CliError, group, output::Output, table::size, vm};
-use crate::wire::{HostStatus, StatusPage};
+use api::wire::{HostStatus, StatusPage};
 
 pub(super) fn run(context: &Context, json: bool) -> Result<Output, CliError> {
     let page: StatusPage = context.client()?.get("/v1/status")?;

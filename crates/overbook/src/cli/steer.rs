@@ -7,12 +7,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use api::client::ClientError;
+use api::wire::Done;
+
 use super::{context::Context, error::CliError, output::Output};
 use crate::{
-    client::ClientError,
     lock::{self, Holder, LockError},
     release::{self, ReleaseError, eviction::evict},
-    wire::Done,
 };
 
 pub(super) fn pause(context: &Context, json: bool) -> Result<Output, CliError> {

@@ -4,6 +4,11 @@
 
 use std::path::PathBuf;
 
+use api::client::path_of;
+use api::wire::{
+    ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, OverloadStatus,
+    TrackingStatus, VmStatus,
+};
 use clap::Args;
 use model::{Bytes, Millis};
 
@@ -15,14 +20,7 @@ use super::{
     table::{Column, rate, size, table},
     when,
 };
-use crate::{
-    client::path_of,
-    curve_chart::{Curve, CurveChart},
-    wire::{
-        ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, OverloadStatus,
-        TrackingStatus, VmStatus,
-    },
-};
+use crate::curve_chart::{Curve, CurveChart};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

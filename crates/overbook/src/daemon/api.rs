@@ -1,4 +1,4 @@
-//! Starts the process that answers the API ([`api`](crate::api)), and restarts it when it ends.
+//! Starts the process that answers the API ([`crate::api_process`]), and restarts it when it ends.
 //!
 //! The daemon keeps the sockets and the socket file, so clients stay in the backlog when a
 //! process ends. The next process starts after a pause that doubles each time. The questions of
@@ -16,13 +16,14 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::log;
-use crate::api::{Down, MOST_ASK, MOST_OPEN};
+use crate::api_process::{Down, MOST_ASK, MOST_OPEN};
 use crate::helper::Helper;
 use crate::http::{Ask, Doors, Outcome, Question};
 
 type Asks = mpsc::Sender<Ask>;
+use api::published::Latest;
+
 use crate::lines::{JsonLines, Numbered, line, nonsense};
-use crate::published::Latest;
 
 /// Interval at which the socket's file is checked.
 const LOOK: Duration = Duration::from_secs(1);

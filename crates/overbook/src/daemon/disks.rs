@@ -6,11 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use disks::{Order, Status};
 use model::{Bytes, GroupName, HostView, Plan, Reading, Spec, VmName};
 use sys::clock::boot_now;
 use tokio::task::JoinHandle;
-
-use crate::disks::{self, Order, Status};
 
 /// A status older than this is not shown.
 const FRESH: model::Millis = model::Millis::secs(10);

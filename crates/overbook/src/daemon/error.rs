@@ -2,11 +2,11 @@
 
 use std::io;
 
+use drivers::discovery::GlobError;
+use drivers::journal::JournalError;
 use model::config::Faults;
 
-use crate::{
-    drivers::discovery::GlobError, http::ListenError, journal::JournalError, lock::LockError,
-};
+use crate::{http::ListenError, lock::LockError};
 
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]

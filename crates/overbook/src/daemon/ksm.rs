@@ -10,6 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use drivers::identity::process_of;
+use drivers::ksm::{Hand, KsmDriver, KsmStatus, Looking, Lookout};
 use model::view::Mechanism;
 use model::{
     GroupName, HostView, KsmOrder, KsmReading, KsmRefusal, PagesPerMs, Reading, Spec, VmName,
@@ -19,8 +21,6 @@ use sys::clock::boot_now;
 use sys::process::Identity;
 
 use super::{log, workers::NO_SHIM};
-use crate::drivers::identity::process_of;
-use crate::drivers::ksm::{Hand, KsmDriver, KsmStatus, Looking, Lookout};
 
 /// Timeout for a release to unmerge all pages. The client's timeout is a little longer.
 const UNMERGED: Duration = Duration::from_secs(25);

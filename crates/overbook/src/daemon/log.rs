@@ -7,11 +7,14 @@
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
+use api::moves::Moves;
+use api::wire::LoanStatus;
+use drivers::is_first_contact;
 use model::plan::Change;
 use model::{Action, Bytes, HostView, Link, Mode, Plan, Reason, VmName};
 
-pub(super) use crate::log::{info, warn};
-use crate::{drivers::is_first_contact, loan_news::LoanNews, moves::Moves, wire::LoanStatus};
+use crate::loan_news::LoanNews;
+pub(super) use sys::log::{info, warn};
 
 /// State as of the last log lines, so that only news is logged.
 #[derive(Debug, Default)]

@@ -26,7 +26,7 @@ use sys::clock::boot_now;
 use sys::features::{self, Feature, Finding};
 use sys::process::Identity;
 
-use crate::drivers::{has_socket, identity::process_of};
+use drivers::{has_socket, identity::process_of};
 use keeper::Keeper;
 use shared::Shared;
 use shims::Shims;

@@ -1,12 +1,12 @@
 //! The policy's view of the world: drivers, workers, disks and the kernel's KSM together.
 
+use drivers::Drivers;
 use model::{
     Action, HostView, Plan, Spec,
     ports::{Act, Sense},
 };
 
 use super::{disks::Disks, ksm::HostKsm, workers::Workers};
-use crate::drivers::Drivers;
 
 /// Everything that a tick can read and act on.
 pub(super) struct World<'a> {

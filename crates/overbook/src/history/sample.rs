@@ -12,9 +12,11 @@ use model::{
     Reason, Time, VmName, VmView, plan::Outcome,
 };
 
+use api::published::Published;
+use api::swap_meter::SwapMeter;
 use policy::tuning;
 
-use crate::{loan_news::LoanNews, published::Published, swap_meter::SwapMeter};
+use crate::loan_news::LoanNews;
 
 /// The coarser steps, in seconds. Every tick is also kept, as step [`FINEST_S`].
 pub(super) const COARSE_S: [u32; 2] = [10, 60];

@@ -11,6 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api::moves::{Moves, Progress};
+use api::published::MemberState;
+use api::published::{Published, TickTimes};
 use model::{
     Action, Bytes, Decision, GuestStats, HostView, Link, Loan, Means, Migration, Mode, Plan,
     Reading, Reason, Time, VmName, VmView, config,
@@ -22,12 +25,7 @@ use super::{
     store::{HistoryStore, VERSION, set_aside},
     *,
 };
-use crate::{
-    moves::{Moves, Progress},
-    published::MemberState,
-    published::{Published, TickTimes},
-    test_process::{on_small_disk, start},
-};
+use crate::test_process::{on_small_disk, start};
 
 /// The beginning of a minute.
 const START_MS: u64 = 1_700_000_040_000;

@@ -15,11 +15,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api::published::Published;
+
 use super::{
     sample::Sampler,
     store::{self, HistoryStore, MOST_BYTES, StoreError},
 };
-use crate::published::Published;
 
 /// Length of the queue. Each tick holds a whole view, so the queue is short.
 const QUEUE_TICKS: usize = 16;

@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
+use api::wire::{HistoryRow, LoanRow};
 use model::{GroupName, VmName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use super::problem::Problem;
-use crate::wire::{HistoryRow, LoanRow};
 
 /// Timeout for the daemon's answer.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{self, error::RecvError};
 use utoipa::ToSchema;
 
-use crate::{published::Published, shown};
+use api::published::Published;
+use api::shown;
 
 /// Events kept for slow readers.
 pub const BUFFER: usize = 256;

@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
+use api::published::Latest;
+use api::shown::TickView;
 use tokio::sync::{broadcast, watch};
 
 use super::events::{Event, Events, between};
-use crate::{published::Latest, shown::TickView};
 
 /// Follows the loop until it ends.
 pub(super) async fn follow(

@@ -26,13 +26,13 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with},
 };
+use sys::log;
 use tokio::net;
 
 use super::{
     connection,
     token::{Token, TokenError},
 };
-use crate::log;
 
 /// `sun_path` holds 108 bytes; the last one is zero.
 const MAX_PATH: usize = 107;

@@ -13,7 +13,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::shown::TickView;
+use api::shown::TickView;
 
 /// All metrics as text.
 pub(super) fn encode(shown: &Arc<TickView>) -> String {
@@ -478,11 +478,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{
-        fixture,
-        moves::{Moves, Progress},
-        published::{MemberState, Published},
-    };
+    use crate::fixture;
+    use api::moves::{Moves, Progress};
+    use api::published::{MemberState, Published};
 
     fn page(mut tick: Published) -> String {
         tick.ticks.record(Duration::from_millis(2));

@@ -1,5 +1,6 @@
 //! Errors of the API: a status and one sentence, always as `{"error": …}`.
 
+use api::wire::Failure;
 use axum::{
     Json,
     http::{StatusCode, header::WWW_AUTHENTICATE},
@@ -7,7 +8,6 @@ use axum::{
 };
 
 use super::places::Crowded;
-use crate::wire::Failure;
 
 /// Number of names listed when a name is unknown.
 const SUGGESTIONS: usize = 8;

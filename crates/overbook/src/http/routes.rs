@@ -2,6 +2,12 @@
 
 use std::{ops::RangeInclusive, sync::Arc};
 
+use api::explain;
+use api::shown::TickView;
+use api::wire::{
+    CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
+    MissRatioCurve, PlanStatus, StatusPage, VmStatus,
+};
 use axum::{
     Extension, Json, Router,
     extract::{Path, Query, Request, State, rejection::PathRejection, rejection::QueryRejection},
@@ -12,6 +18,7 @@ use axum::{
 use model::{GroupName, Millis, VmName};
 use policy::Case;
 use serde::Deserialize;
+use sys::log;
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -22,14 +29,6 @@ use super::{
     metrics,
     places::ConnectionSlot,
     problem::Problem,
-};
-use crate::{
-    explain, log,
-    shown::TickView,
-    wire::{
-        CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
-        MissRatioCurve, PlanStatus, StatusPage, VmStatus,
-    },
 };
 
 /// A daemon whose last tick is older than this is unhealthy.

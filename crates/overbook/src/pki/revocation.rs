@@ -15,11 +15,10 @@ use rcgen::{
 };
 use x509_parser::pem::parse_x509_pem;
 
+use drivers::migration::REVOCATION_LIST;
+
 use super::files::{self, Is, write};
 use super::{AUTHORITY_CERTIFICATE, AUTHORITY_VALID, PkiError, issuer};
-
-/// The list that QEMU and etcd read.
-pub(super) const LIST: &str = "ca-crl.pem";
 
 /// Adds the certificates in these files to the authority's list, and copies the list to each
 /// directory of certificates that it has signed.
@@ -30,7 +29,7 @@ pub(super) const LIST: &str = "ca-crl.pem";
 pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError> {
     let list = directory.join(REVOKED);
     // Where only the signed list is left, a new one would lack the earlier revocations.
-    let exists = list.exists() || directory.join(LIST).exists();
+    let exists = list.exists() || directory.join(REVOCATION_LIST).exists();
     let mut text = if exists { files::read(&list)? } else { String::new() };
     for path in certificates {
         let unreadable = |why: String| PkiError::Unreadable { path: path.clone(), why };
@@ -69,13 +68,13 @@ pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError
         key_identifier_method: KeyIdMethod::Sha256,
     };
     let signed = params.signed_by(&issuer(directory)?)?.pem()?;
-    write(&directory.join(LIST), &signed, Is::Public, true)?;
+    write(&directory.join(REVOCATION_LIST), &signed, Is::Public, true)?;
     spread(directory)
 }
 
 /// Copies those of the lists that exist to each directory of certificates.
 pub(super) fn spread(directory: &Path) -> Result<(), PkiError> {
-    for name in [REVOKED, LIST] {
+    for name in [REVOKED, REVOCATION_LIST] {
         let list = directory.join(name);
         if !list.exists() {
             continue;

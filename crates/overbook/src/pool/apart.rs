@@ -26,6 +26,7 @@ use model::spec::PoolSpec;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
 use sys::confine;
+use sys::log;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
@@ -33,7 +34,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::helper::{Helper, outlive_signals};
 use crate::lines::{JsonLines, Numbered, line, nonsense};
-use crate::log;
 
 /// Maximum length of an answer, in bytes: all records of one host, written as numbers.
 const MOST_ANSWER: usize = 32 << 20;

@@ -10,8 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::published::{Latest, MemberState, Published};
 use cluster::records::{self, Records, Written};
 use cluster::store::{Change, SEAT_TTL, Snapshot, Still, Store, StoreError, WriterLease};
+use drivers::hands::Hands;
+use drivers::migration::{Limits, Secured, Turn, source_turn_without, target_turn_without};
+use drivers::move_turn::{IntentSnapshot, Terms};
 use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec, Spec};
 use model::{HostName, Severity, Time, VmName, VmView};
@@ -22,13 +26,9 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::launch::Launch;
+use super::move_news::Teller;
 use super::{manager, report};
-use crate::drivers::hands::Hands;
-use crate::drivers::migration::{Limits, Secured, Turn, source_turn_without, target_turn_without};
-use crate::drivers::move_turn::{IntentSnapshot, Terms};
-use crate::moves::Teller;
 use crate::pki::Purpose;
-use crate::published::{Latest, MemberState, Published};
 
 /// Interval at which the lease is renewed.
 const STAY: Duration = Duration::from_secs(3);
@@ -336,7 +336,8 @@ impl Member {
     /// The TLS files for a migration to or from that host.
     fn secured(&self, peer: &HostName) -> Option<Secured> {
         let files = self.spec.tls.as_ref()?.join(Purpose::Migration.directory());
-        Some(Secured { files, shown: self.shown.clone(), peer: peer.clone() })
+        let peer_name = Purpose::Migration.common_name(peer.as_str());
+        Some(Secured { files, shown: self.shown.clone(), peer_name })
     }
 
     fn limits(&self) -> Limits {

@@ -4,7 +4,7 @@ use model::cluster::{HostReport, VmReport};
 use model::spec::PoolSpec;
 use model::{Bytes, Link, Severity, VmName, VmView};
 
-use crate::published::Published;
+use api::published::Published;
 
 /// Sizes are rounded to this, so that a report changes only when the difference matters to others.
 const STEP: Bytes = Bytes::mib(16);

@@ -1,5 +1,6 @@
 //! Paints a [`ScreenState`]: a pure function onto a buffer of any size.
 
+use api::wire::{GroupStatus, HostStatus, VmStatus};
 use model::{Bytes, Millis};
 use ratatui::{
     Frame,
@@ -10,7 +11,6 @@ use ratatui::{
 };
 
 use super::{state::ScreenState, watch::Page};
-use crate::wire::{GroupStatus, HostStatus, VmStatus};
 
 /// Width of a ledger's bar.
 const BAR: usize = 24;
@@ -148,7 +148,7 @@ fn below<'a>(page: &'a Page, state: &ScreenState) -> Paragraph<'a> {
     let changes = page.vms.iter().filter_map(|vm| Some((vm.last_change.as_ref()?, &vm.name)));
     let mut changes: Vec<_> = changes.collect();
     changes.sort_by_key(|(change, _)| std::cmp::Reverse(change.wall_ms));
-    let line = |(change, name): &(&crate::wire::LastChange, &String)| {
+    let line = |(change, name): &(&api::wire::LastChange, &String)| {
         let ago = Millis(page.host.wall_ms.saturating_sub(change.wall_ms));
         Line::from(format!("{ago} ago  {name}: {}", change.text))
     };

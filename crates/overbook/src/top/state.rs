@@ -48,7 +48,7 @@ impl ScreenState {
     pub(super) fn learn(&mut self, news: PollerEvent) {
         match news {
             PollerEvent::Page(mut page) => {
-                let swaps = |vm: &crate::wire::VmStatus| vm.swap_bytes_per_second.unwrap_or(0);
+                let swaps = |vm: &api::wire::VmStatus| vm.swap_bytes_per_second.unwrap_or(0);
                 page.vms.sort_by(|a, b| {
                     (Reverse(swaps(a)), &a.name).cmp(&(Reverse(swaps(b)), &b.name))
                 });

@@ -7,10 +7,8 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    client::{ApiClient, ClientError, path_of},
-    wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus},
-};
+use api::client::{ApiClient, ClientError, path_of};
+use api::wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus};
 
 /// Pause between two questions.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use overbook::client::ApiClient;
+use api::client::ApiClient;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 

@@ -9,11 +9,11 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use api::published::Published;
+use api::wire::{HistoryRow, LoanRow, LoanStatus};
 use model::{Bytes, GroupName, Loan, Reason, VmName, spec::ApiSpec};
-use overbook::{
-    http::{self, Ask, Asks, Doors, Inside, Listeners, LoopAnswer, Outcome, Question, Span},
-    published::Published,
-    wire::{HistoryRow, LoanRow, LoanStatus},
+use overbook::http::{
+    self, Ask, Asks, Doors, Inside, Listeners, LoopAnswer, Outcome, Question, Span,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 

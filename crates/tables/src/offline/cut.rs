@@ -52,27 +52,6 @@ impl Contents for File {
     }
 }
 
-impl Contents for ext4_view::File {
-    fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        skip_by_seeking(self, bytes)
-    }
-}
-
-/// Contents that can only be read, not seeked.
-pub(super) struct Stream<R>(pub(super) R);
-
-impl<R: Read> Read for Stream<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read(buffer)
-    }
-}
-
-impl<R: Read> Contents for Stream<R> {
-    fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        io::copy(&mut (&mut self.0).take(bytes), &mut io::sink()).map(drop)
-    }
-}
-
 /// Cuts files, and collects their pages.
 pub(super) struct Cutter<'a> {
     pub(super) shared: &'a BuildState,
@@ -260,7 +239,8 @@ pub(super) fn fill(contents: &mut impl Read, buffer: &mut [u8]) -> io::Result<us
     Ok(has)
 }
 
-fn skip_by_seeking(contents: &mut impl Seek, bytes: u64) -> io::Result<()> {
+/// Skips `bytes` bytes of contents that can be seeked.
+pub(super) fn skip_by_seeking(contents: &mut impl Seek, bytes: u64) -> io::Result<()> {
     let bytes = i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
     contents.seek(SeekFrom::Current(bytes)).map(drop)
 }

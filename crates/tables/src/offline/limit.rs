@@ -62,6 +62,7 @@ pub(super) fn count(seen: &mut u64, source: &Path) -> Result<(), OfflineError> {
 struct Met(String);
 
 /// The error of a reader whose output exceeds the limit.
+#[cfg(feature = "images")]
 pub(super) fn unpacks_too_much() -> io::Error {
     io::Error::other(Met(format!("it unpacks to more than {} GiB{MOST}", MOST_BYTES >> 30)))
 }

@@ -9,21 +9,28 @@ use std::{
 
 use rustix::fs::OFlags;
 
-use super::{OfflineError, cut::Cutter, disk, elf, limit::Left, qcow2, squashfs};
+use super::{OfflineError, cut::Cutter, elf, limit::Left};
 
 /// The kind of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SourceKind {
     /// A directory to search for files.
     Tree,
+    /// A file with files in it.
+    Container(ContainerKind),
+    /// A file to cut.
+    File,
+}
+
+/// The kind of a file with files in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ContainerKind {
     /// A package to unpack.
     Package,
     /// A boot image with an executable.
     Kernel,
     /// A disk image to search for files.
     Image,
-    /// A file to cut.
-    File,
 }
 
 /// The place of a file's magic bytes, the bytes, and a text.
@@ -46,16 +53,22 @@ const COMPRESSED: [Sign; 4] = [
     (0, &[0x28, 0xb5, 0x2f, 0xfd], "zstd -d"),
     (4, b"1AY&SY", "bzip2 -d"),
 ];
+/// The place of an ext4 filesystem's magic bytes.
+pub(super) const EXT_MAGIC_AT: usize = 1080;
+pub(super) const EXT_MAGIC: &[u8] = b"\x53\xef";
+pub(super) const GPT_MAGIC: &[u8] = b"EFI PART";
+pub(super) const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
+pub(super) const SQUASHFS_MAGIC: &[u8] = b"hsqs";
 const KERNEL: Sign = (0x202, b"HdrS", "");
 const PACKAGE: Sign = (0, b"!<arch>\ndebian-binary", "");
 /// An ext4 filesystem; squashfs; qcow2; disks with a GPT or an MBR. The MBR's signature also
 /// occurs in other boot sectors and in kernels, so these are checked first.
 const IMAGES: [Sign; 6] = [
-    (1080, disk::EXT_MAGIC, ""),
-    (0, squashfs::MAGIC, ""),
-    (0, &qcow2::MAGIC, ""),
-    (512, disk::GPT_MAGIC, ""),
-    (4096, disk::GPT_MAGIC, ""),
+    (EXT_MAGIC_AT, EXT_MAGIC, ""),
+    (0, SQUASHFS_MAGIC, ""),
+    (0, &QCOW2_MAGIC, ""),
+    (512, GPT_MAGIC, ""),
+    (4096, GPT_MAGIC, ""),
     (510, b"\x55\xaa", ""),
 ];
 const SIGNS_LEN: u64 = 0x1_0040 + 8;
@@ -80,16 +93,16 @@ pub(super) fn kind(path: &Path, all_pages: bool) -> Result<SourceKind, OfflineEr
         return Ok(SourceKind::File);
     }
     if has(&PACKAGE) {
-        return Ok(SourceKind::Package);
+        return Ok(SourceKind::Container(ContainerKind::Package));
     }
     if has(&KERNEL) {
-        return Ok(SourceKind::Kernel);
+        return Ok(SourceKind::Container(ContainerKind::Kernel));
     }
     if let Some((_, _, what)) = NOT_YET.iter().find(|sign| has(sign)) {
         return Err(unfit(what));
     }
     if IMAGES.iter().any(has) {
-        return Ok(SourceKind::Image);
+        return Ok(SourceKind::Container(ContainerKind::Image));
     }
     if all_pages {
         return Ok(SourceKind::File);

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use drivers::Records;
+use drivers::journal::Journal;
 use model::{DedupSpec, GroupSpec, KsmSpec, NamePattern};
 use sys::ksm::Ksm;
 use sys::mergeable::Process;
 
 use super::*;
-use crate::drivers::Records;
 use crate::fixture;
-use crate::journal::Journal;
 
 /// One VM of group `web`, and one without a group.
 fn world() -> (Spec, HostView) {

@@ -1,11 +1,11 @@
 //! Differences between ticks that become events, and those that do not.
 
+use api::moves::{Moves, Progress};
+use api::published::MemberState;
 use model::{Bytes, Millis, Time};
 
 use super::*;
 use crate::fixture;
-use crate::moves::{Moves, Progress};
-use crate::published::MemberState;
 
 fn kinds(before: &Published, now: &Published) -> Vec<(EventKind, Option<String>)> {
     let events = between(before, now, &mut 1);

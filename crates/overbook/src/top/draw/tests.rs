@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use api::shown::{LastChange, TickView};
+use api::wire::Explanation;
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::*;
 use crate::{
     fixture,
-    shown::{LastChange, TickView},
     top::{state::PauseRequest, watch::PollerEvent},
-    wire::Explanation,
 };
 
 /// The fixture's page, as the daemon would send it; `web-1` swaps.
