@@ -8,6 +8,7 @@ use sys::memory_map::{Advice, PAGE_BYTES, PageSet, Pagemap, Range, advise};
 use sys::userfaultfd::{Progress, Userfaultfd};
 
 use super::{Kernel, STUCK, TRIES, pages_of};
+use crate::process::{pagemap, userfaultfd};
 use crate::time::{Nanos, now};
 
 /// How long a page may fail to move back, over many steps, before QEMU is ended.
@@ -32,6 +33,13 @@ pub(crate) fn late() -> Option<u64> {
 /// Clears the late page: QEMU has discarded it, or has mapped something else there.
 pub(crate) fn forget_late() {
     LATE[1].store(0, Ordering::Release);
+}
+
+impl HostKernel {
+    /// `None` when this process has no userfaultfd or no page tables.
+    pub(crate) fn get() -> Option<Self> {
+        Some(Self { uffd: userfaultfd().ok()?, pagemap: pagemap()? })
+    }
 }
 
 impl Kernel for HostKernel {
@@ -70,7 +78,7 @@ impl Kernel for HostKernel {
                 at.store(home.start + page as u64 * PAGE_BYTES, Ordering::Release);
                 since.store(now().0, Ordering::Release);
                 // The watchdog may see nothing else to watch, and sleep.
-                crate::watchdog::ring();
+                crate::alerts::ring();
             }
         } else if (home.start..home.start + home.len).contains(&late) {
             if !away.has(pages_of(Range { start: home.start, len: late - home.start })) {

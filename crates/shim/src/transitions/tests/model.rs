@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use protocol::Region;
+use rustix::io::Errno;
 use sys::memory_map::PAGE_LEN;
 use sys::userfaultfd::Progress;
 
