@@ -28,7 +28,7 @@ use crate::time::{Nanos, now};
 use crate::tracker::{ReleaseTurn, Served, Tracker};
 use crate::turns::{Turn, Turns, turn};
 use crate::waiters::wake;
-use crate::{alerts, freed};
+use crate::{alerts, freed, retries};
 
 /// The state that the lock guards.
 pub(crate) struct Engine {
@@ -71,8 +71,9 @@ pub(crate) fn lock_settled() -> Turn<'static, Engine> {
         if engine.ops.settle() {
             return engine;
         }
+        let seen = retries::seen();
         drop(engine);
-        rustix::thread::sched_yield();
+        retries::wait(seen);
     }
 }
 
@@ -231,6 +232,7 @@ impl Engine {
         }
         tracker.unregister(channel);
         IS_TRACKING.store(false, Ordering::Release);
+        retries::came_back();
         (turn, self.ops.tracker.take())
     }
 }
@@ -243,6 +245,7 @@ pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
     loop {
         let mut engine = lock_first();
         let (turn, ended) = engine.give_back_turn(reason, &mut total);
+        let seen = retries::seen();
         drop(engine);
         // Staging is unmapped without the lock: this may take a while.
         drop(ended);
@@ -250,7 +253,7 @@ pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
             ReleaseTurn::Done => return total,
             // A thread that serves faults goes first between two turns.
             ReleaseTurn::TurnOver => {}
-            ReleaseTurn::Stuck => rustix::thread::sched_yield(),
+            ReleaseTurn::Stuck => retries::wait(seen),
         }
     }
 }

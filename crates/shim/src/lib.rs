@@ -102,7 +102,7 @@
 //! | `inhibitors`, `qemu` | operations of QEMU that forbid moving pages |
 //! | `holds` | giving back before such an operation |
 //! | `disks` | disks whose reads cannot be seen, which exclude merging |
-//! | `turns` | the lock, and its order of precedence |
+//! | `turns`, `retries` | the lock, its order of precedence, and the wait for a late page |
 //! | `freed` | memory that QEMU discards: handed over to the kernel, and taken |
 //! | `merge`, `buffer` | equal pages: moved to the buffer, compared, replaced |
 //! | `cuts` | merged pages that become plain again, at a write or all together; joining mappings |
@@ -144,6 +144,7 @@ mod qemu;
 mod ram;
 mod remapping;
 mod requests;
+mod retries;
 mod thread_locals;
 mod threads;
 mod time;

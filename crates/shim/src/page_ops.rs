@@ -19,6 +19,7 @@ use crate::channel::Channel;
 use crate::inhibitors::Inhibitors;
 use crate::process::userfaultfd;
 use crate::ram::{GuestRam, end};
+use crate::retries;
 use crate::tracker::Tracker;
 use crate::transitions::{self, HostKernel, PageRun};
 use crate::waiters::wake;
@@ -172,6 +173,7 @@ impl PageOps {
         // SAFETY: every page is in its place.
         unsafe { self.close_window(host.uffd, moving.window) };
         self.moving = None;
+        retries::came_back();
         true
     }
 

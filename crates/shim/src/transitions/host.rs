@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::thread::clock_nanosleep_relative;
+use rustix::time::{ClockId, Timespec};
 use sys::memory_map::{Advice, PAGE_BYTES, PageSet, Pagemap, Range, advise};
 use sys::userfaultfd::{Progress, Userfaultfd};
 
@@ -13,6 +15,11 @@ use crate::time::{Nanos, now};
 
 /// How long a page may fail to move back, over many steps, before QEMU is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The pauses between two tries: the first ones take no time, the others grow from this.
+const SHORTEST_NAP: Duration = Duration::from_micros(10);
+/// The longest pause takes 160 µs, a sixth of [`HOLD`](super::HOLD).
+const MOST_DOUBLINGS: u32 = 4;
 
 /// The kernel that this process runs on.
 #[derive(Clone, Copy)]
@@ -66,8 +73,15 @@ impl Kernel for HostKernel {
         now()
     }
 
-    fn pause(&self) {
-        rustix::thread::sched_yield();
+    /// A page is busy because another CPU changes its mapping or has it locked, for reclaim or
+    /// compaction. The kernel tells no thread when that is over, so there is nothing to wait on.
+    /// Most often it is over at once; afterwards the pauses become longer.
+    fn pause(&self, before: u32) {
+        let Some(doublings) = before.checked_sub(TRIES) else { return };
+        let nap = SHORTEST_NAP.saturating_mul(1 << doublings.min(MOST_DOUBLINGS));
+        // An interrupted nap is long enough. The time is valid, so nothing else can fail.
+        let nap = Timespec { tv_sec: 0, tv_nsec: nap.subsec_nanos().into() };
+        let _ = clock_nanosleep_relative(ClockId::Monotonic, &nap);
     }
 
     fn tried(&self, home: Range, away: &PageSet) {

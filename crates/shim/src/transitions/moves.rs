@@ -53,7 +53,8 @@ pub(super) unsafe fn take<K: Kernel>(kernel: &K, run: PageRun) -> TakeOutcome {
 /// # Safety
 /// The content that is away belongs to this run, and both ranges are registered.
 pub(super) unsafe fn give<K: Kernel>(kernel: &K, run: PageRun) -> Given {
-    let (mut way, mut moved, mut until) = (RangeProgress::new(run.home.len), 0, None);
+    let (mut way, mut moved) = (RangeProgress::new(run.home.len), 0);
+    let (mut until, mut pauses) = (None, 0);
     while let Some((at, len)) = way.next() {
         // SAFETY: as the caller promises.
         let progress = unsafe { kernel.move_pages(run.home.start + at, run.away + at, len) };
@@ -67,7 +68,8 @@ pub(super) unsafe fn give<K: Kernel>(kernel: &K, run: PageRun) -> Given {
             Errno::AGAIN => {
                 let until = *until.get_or_insert_with(|| kernel.now().after(HOLD));
                 if kernel.now() < until {
-                    kernel.pause();
+                    kernel.pause(pauses);
+                    pauses += 1;
                 } else {
                     way.skip();
                 }

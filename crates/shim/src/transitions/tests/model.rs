@@ -303,7 +303,7 @@ impl Kernel for Model<'_> {
         Nanos(self.time.get())
     }
 
-    fn pause(&self) {}
+    fn pause(&self, _: u32) {}
 
     fn tried(&self, _: Range, _: &PageSet) {}
 
