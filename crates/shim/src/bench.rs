@@ -15,7 +15,7 @@ use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved};
 
 use crate::time::now;
 use crate::transitions::{self, HostKernel, Kernel as _};
-use crate::watchdog;
+use crate::waiters::wake;
 
 const LARGEST: u64 = MAX_GRANULE_PAGES as u64 * PAGE_BYTES;
 
@@ -76,7 +76,7 @@ impl Bench {
                 unsafe { transitions::fill_holes(host.uffd, guest) };
             }
         }
-        watchdog::wake(host.uffd, self.guest(LARGEST));
+        wake(host.uffd, self.guest(LARGEST));
     }
 
     /// Whether an address lies in the first half, which is the one touched.

@@ -26,10 +26,11 @@ use sys::seqpacket::{Connection, Listener};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, ENGINE, lock};
-use crate::merge::{self, AttachedPool};
+use crate::merge::AttachedPool;
+use crate::process::userfaultfd;
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
-use crate::{bench, fault_thread, freed, remapping, threads, watchdog};
+use crate::{alerts, bench, fault_thread, remapping, requests, threads, watchdog};
 
 /// How often the cost of a trap is measured while tracking.
 const CALIBRATION: Duration = Duration::from_secs(3);
@@ -124,7 +125,7 @@ fn meet(worker: &mut Option<Worker>, connection: Connection) {
     } else if let Some(there) = worker {
         Refusal::Busy { pid: there.connection.peer().map_or(0, |peer| peer.pid) }
     } else {
-        watchdog::worker_spoke();
+        alerts::worker_spoke();
         *worker = Some(Worker { connection, has_met: false, _guarded: guarded });
         return;
     };
@@ -144,7 +145,7 @@ fn is_of_our_owner(uid: u32) -> bool {
 
 fn leave(worker: &mut Option<Worker>) {
     *worker = None;
-    watchdog::worker_left();
+    alerts::worker_left();
     lock().is_lazy = false;
     engine::give_back(Some(GiveBack::WorkerGone));
 }
@@ -165,7 +166,7 @@ impl Worker {
             // The sender has closed since: its request may be wrong by now.
             Ok(Some(_)) if self.hung_up() => false,
             Ok(Some(received)) => {
-                watchdog::worker_spoke();
+                alerts::worker_spoke();
                 let (id, request) = Request::decode(&packet[..received.length]);
                 let (began, is_tracking) = (own_cpu(), request.as_ref().is_ok_and(is_tracking));
                 let answered = request.and_then(|request| {
@@ -182,7 +183,7 @@ impl Worker {
                     Ok(None) => self.greet(),
                     Err(refusal) => self.send(id, &Answer::Refused(refusal), None),
                 };
-                watchdog::worker_spoke();
+                alerts::worker_spoke();
                 sent
             }
             Err(_) => false,
@@ -204,13 +205,13 @@ impl Worker {
         let answer = match request {
             Request::Track(tracking) => {
                 start_threads()?;
-                watchdog::tracking_begins();
-                let count = engine::track(tracking)?;
+                alerts::tracking_begins();
+                let count = requests::track(tracking)?;
                 calibrate();
                 Answer::Done { count }
             }
-            Request::Revoke { granules } => Answer::Done { count: engine::revoke(&granules)? },
-            Request::Recall { granules } => Answer::Done { count: engine::recall(&granules)? },
+            Request::Revoke { granules } => Answer::Done { count: requests::revoke(&granules)? },
+            Request::Recall { granules } => Answer::Done { count: requests::recall(&granules)? },
             Request::Pool { slots } => {
                 let pool = AttachedPool::open(fd, slots)?;
                 lock().pool = Some(pool);
@@ -218,11 +219,11 @@ impl Worker {
             }
             Request::Merge { runs } => {
                 start_threads()?;
-                Answer::Merged(merge::merge(&runs, || !self.hung_up())?)
+                Answer::Merged(requests::merge(&runs, || !self.hung_up())?)
             }
             Request::Unshare { page, pages } => {
                 start_threads()?;
-                Answer::Done { count: engine::unshare(page, pages)? }
+                Answer::Done { count: requests::unshare(page, pages)? }
             }
             Request::HandOver { lazily } => {
                 lock().is_lazy = lazily;
@@ -230,14 +231,14 @@ impl Worker {
             }
             Request::Take { runs } => {
                 start_threads()?;
-                Answer::Taken(freed::take(&runs, || !self.hung_up())?)
+                Answer::Taken(requests::take(&runs, || !self.hung_up())?)
             }
-            Request::Keep { runs } => Answer::Done { count: freed::keep(&runs) },
+            Request::Keep { runs } => Answer::Done { count: requests::keep(&runs) },
             Request::Release => Answer::Done { count: engine::give_back(None) },
             Request::Status | Request::Hello { .. } => {
                 let engine = lock();
-                let generation = engine.ram.generation();
-                let staging = engine.tracker.as_ref().map_or_else(Vec::new, Tracker::staging);
+                let generation = engine.ops.ram.generation();
+                let staging = engine.ops.tracker.as_ref().map_or_else(Vec::new, Tracker::staging);
                 Answer::Status(Status { state: engine.state(), generation, staging })
             }
         };
@@ -252,8 +253,8 @@ impl Worker {
     /// moment, because RAM may be plugged in the next.
     fn greet(&self) -> bool {
         let mut engine = lock();
-        let (regions, state) = (engine.regions(), engine.state());
-        let memory = engine.current_channel().map(AsFd::as_fd);
+        let (regions, state) = (engine.ops.regions(), engine.state());
+        let memory = engine.ops.current_channel().map(AsFd::as_fd);
         self.send(HELLO, &Answer::Welcome { version: VERSION, regions, state }, memory)
     }
 }
@@ -273,7 +274,7 @@ fn start_threads() -> Result<(), Refusal> {
     ];
     static STARTED: Mutex<usize> = Mutex::new(0);
     let start = || {
-        watchdog::prepare()?;
+        alerts::prepare()?;
         let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((name, body)) = THREADS.get(*started) {
             threads::start(name, *body)?;
@@ -282,7 +283,7 @@ fn start_threads() -> Result<(), Refusal> {
         Ok(())
     };
     // Without userfaultfd there is nothing to serve, and `track` reports why.
-    let result: std::io::Result<()> = if engine::userfaultfd().is_ok() { start() } else { Ok(()) };
+    let result: std::io::Result<()> = if userfaultfd().is_ok() { start() } else { Ok(()) };
     result.map_err(|error| Refusal::Kernel {
         call: "clone".to_owned(),
         errno: error.raw_os_error().unwrap_or(0),
@@ -297,7 +298,7 @@ fn is_tracking(request: &Request) -> bool {
 
 /// Publishes the CPU time of tracking in this process, and the longest waits.
 fn say_own_cpu() {
-    if let Some(channel) = &lock().channel {
+    if let Some(channel) = &lock().ops.channel {
         let shared = channel.shared();
         let ns = own_cpu().as_nanos_u64().saturating_sub(OTHER_NS.load(Ordering::Relaxed));
         shared.set(Counter::ControlNs, ns);
@@ -312,12 +313,12 @@ fn say_own_cpu() {
 fn calibrate() {
     let mut total = Duration::ZERO;
     for _ in 0..TOUCHES {
-        let place = lock().tracker.as_mut().and_then(Tracker::arm_bench);
+        let place = lock().ops.tracker.as_mut().and_then(Tracker::arm_bench);
         let Some(place) = place else { return };
         // SAFETY: the place is kept for ever.
         total += unsafe { bench::touch(place) };
     }
-    if let Some(channel) = &lock().channel {
+    if let Some(channel) = &lock().ops.channel {
         channel.shared().set(Counter::RoundTripNs, (total / TOUCHES).as_nanos_u64());
     }
 }

@@ -15,23 +15,24 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use sys::mappings::has_policy;
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
-use sys::pool_maps;
 use sys::userfaultfd::Userfaultfd;
 
+use crate::buffer::{AT_ONCE, TURN_BYTES};
 use crate::channel::Channel;
 use crate::descriptors::kept;
-use crate::engine::{Engine, lock, userfaultfd};
-use crate::ram::{common, end};
+use crate::inhibitors::Inhibitors;
+use crate::page_ops::{BegunTurn, PageOps};
+use crate::process::userfaultfd;
+use crate::ram::{common, end, page_of};
+use crate::remapping::RemapReadGuard;
 use crate::time::{Nanos, now};
-use crate::tracker::{self, page_of};
-use crate::transitions::HostKernel;
 use crate::unshare::{self, Replacement};
-use crate::{merge, remapping, watchdog};
+use crate::waiters::wake;
 
 /// Writes that are this close to each other in time and address belong together: the guest reuses
 /// the memory.
 const NEAR: Duration = Duration::from_millis(100);
-const NEAR_BYTES: u64 = merge::TURN_BYTES;
+const NEAR_BYTES: u64 = TURN_BYTES;
 /// A mapping of at most this size is joined with its neighbour while one of QEMU's threads waits.
 const SOON_JOINED: u64 = 128 * PAGE_BYTES;
 /// After a discard at most this number of its parts are joined with their neighbours. A balloon
@@ -96,12 +97,12 @@ impl Cuts {
     }
 
     /// The number of pages to replace for a write to this address now: a power of two, at most
-    /// [`merge::AT_ONCE`].
+    /// [`AT_ONCE`].
     fn reach_of(&mut self, address: u64, at: Nanos) -> u32 {
         self.is_written = true;
         let (last, then) = std::mem::replace(&mut self.last, (address, at));
         let is_near = address.abs_diff(last) <= NEAR_BYTES && at.since(then) < NEAR;
-        self.reach = if is_near { (2 * self.reach).min(merge::AT_ONCE) } else { 1 };
+        self.reach = if is_near { (2 * self.reach).min(AT_ONCE) } else { 1 };
         self.reach
     }
 
@@ -113,210 +114,228 @@ impl Cuts {
         self.is_full |= !has_room;
         has_room
     }
-}
-
-/// Counts the mappings again if there was no room for more. Not called by the fault thread.
-pub(crate) fn recount_if_due() {
-    let is_due = |cuts: &Cuts| cuts.is_full && now().since(cuts.counted) > COUNTED;
-    if !is_due(&lock().cuts) {
-        return;
-    }
-    let all = pool_maps::count(std::process::id()).unwrap_or(u32::MAX);
-    let mut engine = lock();
-    let of_runs = engine.channel.as_ref().map_or(0, |channel| 2 * channel.merged_runs());
-    let others = all.saturating_sub(of_runs);
-    engine.cuts.others = others;
-    engine.cuts.is_full = false;
-    engine.cuts.counted = now();
-}
-
-impl Engine {
-    /// Replaces those of these merged pages that have not been written, for one turn. Returns the
-    /// ranges of merged pages found.
-    pub(crate) fn unshare_turn(&mut self, page: u32, pages: u32) -> Vec<Range> {
-        let Some(channel) = &self.channel else { return Vec::new() };
-        let parts = channel.parts(page, pages, PageState::Merged);
-        let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
-        self.with_replacement(&ranges, |replacement| {
-            for &merged in &ranges {
-                // SAFETY: their states say so, and the remapping thread reads while mappings are
-                // moved.
-                unsafe { replacement.replace(merged) };
-            }
-        });
-        ranges
-    }
-
-    /// Has the kernel copy the pages of this run that are still merged, one turn's worth.
-    ///
-    /// # Errors
-    /// QEMU watches writes to these pages itself; or the kernel's.
-    pub(crate) fn copy_turn(&mut self, page: u32, pages: u32) -> Result<(), Refusal> {
-        let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return Ok(()) };
-        let refused = |call: &str, errno: Errno| Refusal::Kernel {
-            call: call.to_owned(),
-            errno: errno.raw_os_error(),
-        };
-        for part in channel.parts(page, pages, PageState::Merged) {
-            if self.holds.are_qemus(part.range) {
-                return Err(Refusal::NotMerging { why: GiveBack::QemuRegisters.to_string() });
-            }
-            // A write that trapped would wait for this turn: so nothing stays registered there.
-            // SAFETY: every page is in its place.
-            unsafe { uffd.unregister(part.range) }
-                .map_err(|errno| refused("UFFDIO_UNREGISTER", errno))?;
-            watchdog::wake(uffd, part.range);
-            unshare::copy(part.range)
-                .map_err(|errno| refused("madvise(MADV_POPULATE_WRITE)", errno))?;
-        }
-        Ok(())
-    }
 
     /// The guest writes to a merged page: the page is replaced by its own copy, if possible.
     /// Otherwise the kernel makes the copy.
     pub(crate) fn break_sharing(
         &mut self,
-        uffd: &'static Userfaultfd,
+        ops: &mut PageOps,
+        inhibitors: &Inhibitors,
+        uffd: &Userfaultfd,
         address: u64,
         received: Nanos,
     ) {
-        let reach = self.cuts.reach_of(address, received);
-        let around = self.channel.as_ref().and_then(|it| it.merged_around(address, reach));
-        let block = self.ram.block(address).map(|block| block.range);
+        let reach = self.reach_of(address, received);
+        let around = ops.channel.as_ref().and_then(|it| it.merged_around(address, reach));
+        let block = ops.ram.block(address).map(|block| block.range);
         // Where no page can be replaced nothing is registered either: QEMU may be about to
         // register the range itself.
-        let wanted = around.zip(block).filter(|_| self.obstacle().is_none());
+        let wanted = around.zip(block).filter(|_| ops.obstacle(inhibitors).is_none());
         let part = wanted.and_then(|(around, block)| {
             // SAFETY: merged, and a thread that writes to it is served after this.
             unsafe { unshare::unwritten_around(uffd, common(around, block), address) }
         });
         let mut is_replaced = false;
-        if let Some(part) = part.filter(|part| self.has_room_without(*part)) {
-            self.with_replacement(&[part], |replacement| {
+        if let Some(part) = part.filter(|part| self.has_room_without(ops, *part)) {
+            with_replacement(ops, inhibitors, &[part], |replacement| {
                 // SAFETY: the page tables say so, and the remapping thread reads while mappings
                 // are moved.
                 is_replaced = unsafe { replacement.replace_unwritten(part) };
             });
             if is_replaced {
-                watchdog::wake(uffd, part);
-                self.join_at_ends(part, SOON_JOINED);
+                wake(uffd, part);
+                self.join_at_ends(ops, inhibitors, part, SOON_JOINED);
             }
         }
         if !is_replaced {
-            self.let_write(uffd, page_of(address));
+            let_write(inhibitors, uffd, page_of(address));
         }
     }
 
     /// Whether there is room for the mappings that are left when this part is no longer merged.
-    fn has_room_without(&mut self, part: Range) -> bool {
-        let Some(channel) = &self.channel else { return false };
+    fn has_room_without(&mut self, ops: &PageOps, part: Range) -> bool {
+        let Some(channel) = &ops.channel else { return false };
         let is_merged = |start| channel.merged(Range { start, len: PAGE_BYTES }).next().is_some();
         let cuts = is_merged(part.start - PAGE_BYTES) && is_merged(end(part));
-        !cuts || self.cuts.has_room(channel.merged_runs())
+        !cuts || self.has_room(channel.merged_runs())
     }
 
     /// QEMU has discarded these parts, which were merged.
-    pub(crate) fn join_after_discard(&mut self, fresh: &[Range]) {
-        fresh.iter().take(MOST_JOINED).for_each(|part| self.join_at_ends(*part, SOON_JOINED));
+    pub(crate) fn join_after_discard(
+        &mut self,
+        ops: &mut PageOps,
+        inhibitors: &Inhibitors,
+        fresh: &[Range],
+    ) {
+        for part in fresh.iter().take(MOST_JOINED) {
+            self.join_at_ends(ops, inhibitors, *part, SOON_JOINED);
+        }
     }
 
     /// `range` is no longer merged: joins its mapping with its neighbours where possible. The
     /// smaller mapping of each pair must have at most `most` bytes.
-    pub(crate) fn join_at_ends(&mut self, range: Range, most: u64) {
-        let (Ok(uffd), Some(block)) = (userfaultfd(), self.ram.block(range.start)) else { return };
-        let block = block.range;
+    pub(crate) fn join_at_ends(
+        &mut self,
+        ops: &mut PageOps,
+        inhibitors: &Inhibitors,
+        range: Range,
+        most: u64,
+    ) {
+        let Some(block) = ops.ram.block(range.start).map(|block| block.range) else { return };
         let inside = |seam: &u64| block.start < *seam && *seam < end(block);
         for seam in [range.start, end(range)].into_iter().filter(inside) {
             if let Ok(Some(piece)) = unshare::smaller_at(seam) {
-                self.join(uffd, piece, block, most);
+                join(ops, inhibitors, piece, block, most);
             }
             // A seam that the kernel cannot report counts as one.
             if unshare::smaller_at(seam) != Ok(None) {
-                self.cuts.others = self.cuts.others.saturating_add(1);
+                self.others = self.others.saturating_add(1);
             }
         }
     }
 
-    /// Joins a mapping with its neighbour if it is small and belongs to no pool. A mapping that
-    /// can have a huge page is left alone, and so is memory with a NUMA policy: a fresh mapping
-    /// has none.
-    fn join(&mut self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
-        let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
-        // Moved pages count as written, and so would freed pages. Staged pages are not there to
-        // be moved.
-        let is_plain = |channel: &Channel| {
-            let others = [PageState::Freed, PageState::Staged, PageState::Aside];
-            channel.merged(piece).next().is_none()
-                && !others.into_iter().any(|state| channel.has(piece, state))
-        };
-        let is_inside = common(piece, block) == piece && !has_policy(block.start);
-        if is_small && is_inside && self.channel.as_ref().is_some_and(is_plain) {
-            self.with_replacement(&[piece], |replacement| {
-                // SAFETY: the kernel says so, and the remapping thread reads while mappings are
-                // moved.
-                unsafe { replacement.rejoin(piece) };
-            });
-            watchdog::wake(uffd, piece);
-        }
+    /// Whether the mappings should be counted again: there was no room for more.
+    pub(crate) fn is_recount_due(&self) -> bool {
+        self.is_full && now().since(self.counted) > COUNTED
     }
 
-    /// Lets writes to `range` go on: the kernel makes the copies. If QEMU has registered the
-    /// range, or is about to, the waiting threads are only woken.
-    pub(crate) fn let_write(&self, uffd: &Userfaultfd, range: Range) {
-        if self.holds.are_qemus(range) {
-            watchdog::wake(uffd, range);
-        } else {
-            unshare::let_write(uffd, range);
-        }
+    /// The process has `all` mappings, and `merged_runs` runs of merged pages.
+    pub(crate) fn recounted(&mut self, all: u32, merged_runs: u32) {
+        self.others = all.saturating_sub(2 * merged_runs);
+        self.is_full = false;
+        self.counted = now();
     }
+}
 
-    /// Serving a fault of this page has failed. The waiting thread traps again or, in a merged
-    /// page, writes to the kernel's copy. Where a page may be moved away only a retry is
-    /// possible.
-    pub(crate) fn let_go_on(&self, uffd: &Userfaultfd, page: Range) {
-        if self.channel.as_ref().is_some_and(|channel| channel.has(page, PageState::Merged)) {
-            self.let_write(uffd, page);
-        } else {
-            watchdog::wake(uffd, page);
-        }
-    }
-
-    /// Lets all later writes to the merged pages of `range` go on: QEMU or the kernel is about to
-    /// write to all of them, or to protect them. Pages that QEMU has registered itself are left
-    /// as they are.
-    pub(crate) fn let_all_write(&self, range: Range) {
-        let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
-        for merged in channel.merged(range).filter(|merged| !self.holds.are_qemus(*merged)) {
-            // SAFETY: every page is in its place.
-            let _ = unsafe { uffd.unregister(merged) };
-            watchdog::wake(uffd, merged);
-        }
-    }
-
-    /// Does something with these parts of one block, if pages can be replaced now.
-    fn with_replacement(&mut self, parts: &[Range], act: impl FnOnce(&mut Replacement<'_>)) {
-        let (None, Ok(uffd), Some(pagemap)) = (self.obstacle(), userfaultfd(), tracker::pagemap())
-        else {
-            return;
-        };
-        // One more page on each side is registered, so that the new mappings join those around
-        // them.
-        if !is_possible(uffd) || self.begin_moving(uffd, parts, PAGE_BYTES).is_err() {
-            return;
-        }
-        let Self { ram, channel: Some(channel), moving: Some(moving), .. } = self else { return };
-        let block = parts.first().and_then(|range| ram.block(range.start));
-        let host = HostKernel { uffd, pagemap };
-        let replacement = block.and_then(|block| {
-            // SAFETY: the fault thread serves as soon as this turn is over.
-            unsafe { Replacement::new(host, block, channel, &mut moving.run) }
+/// Joins a mapping with its neighbour if it is small and belongs to no pool. A mapping that can
+/// have a huge page is left alone, and so is memory with a NUMA policy: a fresh mapping has none.
+fn join(ops: &mut PageOps, inhibitors: &Inhibitors, piece: Range, block: Range, most: u64) {
+    let Ok(uffd) = userfaultfd() else { return };
+    let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
+    // Moved pages count as written, and so would freed pages. Staged pages are not there to be
+    // moved.
+    let is_plain = |channel: &Channel| {
+        let others = [PageState::Freed, PageState::Staged, PageState::Aside];
+        channel.merged(piece).next().is_none()
+            && !others.into_iter().any(|state| channel.has(piece, state))
+    };
+    let is_inside = common(piece, block) == piece && !has_policy(block.start);
+    if is_small && is_inside && ops.channel.as_ref().is_some_and(is_plain) {
+        with_replacement(ops, inhibitors, &[piece], |replacement| {
+            // SAFETY: the kernel says so, and the remapping thread reads while mappings are
+            // moved.
+            unsafe { replacement.rejoin(piece) };
         });
-        if let Some(mut replacement) = replacement {
-            let _remapping = remapping::RemapReadGuard::begin();
-            act(&mut replacement);
-        }
-        self.settle();
+        wake(uffd, piece);
     }
+}
+
+/// Replaces those of these merged pages that have not been written, for one turn. Returns the
+/// ranges of merged pages found.
+pub(crate) fn unshare_turn(
+    ops: &mut PageOps,
+    inhibitors: &Inhibitors,
+    page: u32,
+    pages: u32,
+) -> Vec<Range> {
+    let Some(channel) = &ops.channel else { return Vec::new() };
+    let parts = channel.parts(page, pages, PageState::Merged);
+    let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
+    with_replacement(ops, inhibitors, &ranges, |replacement| {
+        for &merged in &ranges {
+            // SAFETY: their states say so, and the remapping thread reads while mappings are
+            // moved.
+            unsafe { replacement.replace(merged) };
+        }
+    });
+    ranges
+}
+
+/// Has the kernel copy the pages of this run that are still merged, one turn's worth.
+///
+/// # Errors
+/// QEMU watches writes to these pages itself; or the kernel's.
+pub(crate) fn copy_turn(
+    ops: &PageOps,
+    inhibitors: &Inhibitors,
+    page: u32,
+    pages: u32,
+) -> Result<(), Refusal> {
+    let (Ok(uffd), Some(channel)) = (userfaultfd(), &ops.channel) else { return Ok(()) };
+    let refused = |call: &str, errno: Errno| Refusal::Kernel {
+        call: call.to_owned(),
+        errno: errno.raw_os_error(),
+    };
+    for part in channel.parts(page, pages, PageState::Merged) {
+        if inhibitors.are_qemus(part.range) {
+            return Err(Refusal::NotMerging { why: GiveBack::QemuRegisters.to_string() });
+        }
+        // A write that trapped would wait for this turn: so nothing stays registered there.
+        // SAFETY: every page is in its place.
+        unsafe { uffd.unregister(part.range) }
+            .map_err(|errno| refused("UFFDIO_UNREGISTER", errno))?;
+        wake(uffd, part.range);
+        unshare::copy(part.range)
+            .map_err(|errno| refused("madvise(MADV_POPULATE_WRITE)", errno))?;
+    }
+    Ok(())
+}
+
+/// Lets writes to `range` go on: the kernel makes the copies. If QEMU has registered the range,
+/// or is about to, the waiting threads are only woken.
+fn let_write(inhibitors: &Inhibitors, uffd: &Userfaultfd, range: Range) {
+    if inhibitors.are_qemus(range) {
+        wake(uffd, range);
+    } else {
+        unshare::let_write(uffd, range);
+    }
+}
+
+/// Serving a fault of this page has failed. The waiting thread traps again or, in a merged page,
+/// writes to the kernel's copy. Where a page may be moved away only a retry is possible.
+pub(crate) fn let_go_on(ops: &PageOps, inhibitors: &Inhibitors, uffd: &Userfaultfd, page: Range) {
+    if ops.channel.as_ref().is_some_and(|channel| channel.has(page, PageState::Merged)) {
+        let_write(inhibitors, uffd, page);
+    } else {
+        wake(uffd, page);
+    }
+}
+
+/// Lets all later writes to the merged pages of `range` go on: QEMU or the kernel is about to
+/// write to all of them, or to protect them. Pages that QEMU has registered itself are left as
+/// they are.
+pub(crate) fn let_all_write(ops: &PageOps, inhibitors: &Inhibitors, range: Range) {
+    let (Ok(uffd), Some(channel)) = (userfaultfd(), &ops.channel) else { return };
+    for merged in channel.merged(range).filter(|merged| !inhibitors.are_qemus(*merged)) {
+        // SAFETY: every page is in its place.
+        let _ = unsafe { uffd.unregister(merged) };
+        wake(uffd, merged);
+    }
+}
+
+/// Does something with these parts of one block, if pages can be replaced now.
+fn with_replacement(
+    ops: &mut PageOps,
+    inhibitors: &Inhibitors,
+    parts: &[Range],
+    act: impl FnOnce(&mut Replacement<'_>),
+) {
+    if ops.obstacle(inhibitors).is_some() || !userfaultfd().is_ok_and(is_possible) {
+        return;
+    }
+    // One more page on each side is registered, so that the new mappings join those around them.
+    let Ok(turn) = ops.begin_moving(parts, PAGE_BYTES) else { return };
+    let BegunTurn { host, ram, channel, run, .. } = turn;
+    let block = parts.first().and_then(|range| ram.block(range.start));
+    let replacement = block.and_then(|block| {
+        // SAFETY: the fault thread serves as soon as this turn is over.
+        unsafe { Replacement::new(host, block, channel, run) }
+    });
+    if let Some(mut replacement) = replacement {
+        let _remapping = RemapReadGuard::begin();
+        act(&mut replacement);
+    }
+    ops.settle();
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use std::time::Duration;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
 use rustix::io::Errno;
 
-use crate::engine::Engine;
 use crate::time::{Nanos, now};
+use crate::turns::Turn;
 
 /// How long a check of the open files stays valid.
 const LOOK: Duration = Duration::from_millis(5);
@@ -45,14 +45,14 @@ static REGISTERED: AtomicBool = AtomicBool::new(false);
 
 /// QEMU has got a file that may be open for direct I/O. To be called under the engine's lock,
 /// before QEMU can use the file.
-pub(crate) fn has_opened(_: &mut Engine) {
+pub(crate) fn has_opened<T>(_: &Turn<'_, T>) {
     OPENED.fetch_add(1, Ordering::AcqRel);
 }
 
 /// QEMU is about to register files with io_uring. To be called under the engine's lock.
-pub(crate) fn registers_files(engine: &mut Engine) {
+pub(crate) fn registers_files<T>(turn: &Turn<'_, T>) {
     REGISTERED.store(true, Ordering::Release);
-    has_opened(engine);
+    has_opened(turn);
 }
 
 /// The number of times that QEMU has got such a file.

@@ -6,7 +6,7 @@
 //! keeps it while memory is plentiful, and drops it without I/O when memory is short. Once the
 //! guest writes to a page, the kernel keeps that page. This is the paper's whole protocol,
 //! without a bitmap and without an exit. A worker that knows better than the kernel which memory
-//! should go first, and how much, has it taken ([`take`]).
+//! should go first, and how much, has it taken ([`take_part`]).
 //!
 //! **Invariants.** Only pages in place are freed: copies in staging are discarded, and merged
 //! pages get fresh memory. A freed page always holds what the guest left there, or zeros. It is
@@ -30,11 +30,14 @@ use protocol::layout::{BLOCK_PAGES, PageState};
 use protocol::{Pages, Refusal, Taken};
 use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, advise};
 
-use crate::channel::{Channel, Part};
-use crate::engine::{Engine, close_window, lock, userfaultfd};
-use crate::interpose::{fail, keep_errno};
+use crate::channel::Part;
+use crate::cuts::Cuts;
+use crate::errno::{fail, keep_errno};
+use crate::inhibitors::Inhibitors;
+use crate::page_ops::PageOps;
+use crate::process::{pagemap, userfaultfd};
 use crate::ram::end;
-use crate::tracker::{self, Tracker};
+use crate::tracker::Tracker;
 use crate::unshare;
 
 /// The outcome for merged pages that QEMU discards.
@@ -46,188 +49,94 @@ struct Discarded {
     left: Vec<Range>,
 }
 
-impl Engine {
-    /// Whether memory that the guest frees is to be handed over now, and can be.
-    pub(crate) fn hands_over(&self) -> bool {
-        self.is_lazy && self.obstacle().is_none()
-    }
+/// Discards `range` by `call`, or hands it over if `lazily` is set; `call` is told which of the two
+/// it does. Returns the result of `call`, and the ranges to which the caller must write zeros
+/// after it has left the lock.
+pub(crate) fn discard(
+    ops: &mut PageOps,
+    cuts: &mut Cuts,
+    inhibitors: &Inhibitors,
+    range: Range,
+    lazily: bool,
+    call: impl Fn(Range, bool) -> c_int,
+) -> (c_int, Vec<Range>) {
+    let Discarded { fresh, left } = discard_merged(ops, range);
+    // Joined before anything is handed over: moved pages count as written.
+    keep_errno(|| cuts.join_after_discard(ops, inhibitors, &fresh));
+    // An empty range is not handed over: a guest also reports memory that it has never touched.
+    let is_there = || pagemap().is_none_or(|pagemap| pagemap.populated(range) != Ok(0));
+    let is_handed_over = lazily && is_there() && call(range, true) == 0;
+    let result = if is_handed_over { 0 } else { call(range, false) };
+    let mut comes_back = false;
+    keep_errno(|| {
+        if let (0, Some(channel)) = (result, &ops.channel) {
+            if let Some(tracker) = &ops.tracker
+                && !tracker.discarded(channel, range, |staged| {
+                    call(staged, false);
+                })
+            {
+                comes_back = true;
+            } else if is_handed_over {
+                channel.hand_over(range);
+            } else {
+                channel.count_as_plain(range);
+            }
+        }
+    });
+    // QEMU is told that the discard failed when the content would come back.
+    (if comes_back { fail(libc::EAGAIN) } else { result }, left)
+}
 
-    /// Discards `range` by `call`, or hands it over if `lazily` is set; `call` is told which of
-    /// the two it does. Returns the result of `call`, and the ranges to which the caller must
-    /// write zeros after it has left the lock.
-    pub(crate) fn discard(
-        &mut self,
-        range: Range,
-        lazily: bool,
-        call: impl Fn(Range, bool) -> c_int,
-    ) -> (c_int, Vec<Range>) {
-        let Discarded { fresh, left } = self.discard_merged(range);
-        // Joined before anything is handed over: moved pages count as written.
-        keep_errno(|| self.join_after_discard(&fresh));
-        // An empty range is not handed over: a guest also reports memory that it has never
-        // touched.
-        let is_there =
-            || tracker::pagemap().is_none_or(|pagemap| pagemap.populated(range) != Ok(0));
-        let is_handed_over = lazily && is_there() && call(range, true) == 0;
-        let result = if is_handed_over { 0 } else { call(range, false) };
-        let mut comes_back = false;
-        keep_errno(|| {
-            if let (0, Some(channel)) = (result, &self.channel) {
-                if let Some(tracker) = &self.tracker
-                    && !tracker.discarded(channel, range, |staged| {
-                        call(staged, false);
-                    })
-                {
-                    comes_back = true;
-                } else if is_handed_over {
-                    channel.hand_over(range);
-                } else {
-                    channel.count_as_plain(range);
+/// A range mapped from a pool would show the pool's content again after a discard. Fresh memory
+/// is mapped there instead, while the kernel has room for more mappings.
+fn discard_merged(ops: &mut PageOps, range: Range) -> Discarded {
+    let mut discarded = Discarded::default();
+    let PageOps { ram, channel: Some(channel), tracker, .. } = ops else { return discarded };
+    for merged in channel.merged(range) {
+        // Blocks may be adjacent, and then so are their merged pages.
+        let mut rest = merged;
+        while let Some(block) = ram.block(rest.start).filter(|_| rest.len > 0) {
+            let len = rest.len.min(end(block.range) - rest.start);
+            let part = Range { start: rest.start, len };
+            rest = Range { start: rest.start + len, len: rest.len - len };
+            // SAFETY: merged, and discarded by QEMU.
+            if unsafe { unshare::replace_by_fresh(block, part) } {
+                channel.set(part, PageState::Plain);
+                if let Some(tracker) = tracker {
+                    tracker.register_fresh(part);
                 }
-            }
-        });
-        // QEMU is told that the discard failed when the content would come back.
-        (if comes_back { fail(libc::EAGAIN) } else { result }, left)
-    }
-
-    /// A range mapped from a pool would show the pool's content again after a discard. Fresh
-    /// memory is mapped there instead, while the kernel has room for more mappings.
-    fn discard_merged(&mut self, range: Range) -> Discarded {
-        let mut discarded = Discarded::default();
-        let Some(channel) = &self.channel else { return discarded };
-        for merged in channel.merged(range) {
-            // Blocks may be adjacent, and then so are their merged pages.
-            let mut rest = merged;
-            while let Some(block) = self.ram.block(rest.start).filter(|_| rest.len > 0) {
-                let len = rest.len.min(end(block.range) - rest.start);
-                let part = Range { start: rest.start, len };
-                rest = Range { start: rest.start + len, len: rest.len - len };
-                // SAFETY: merged, and discarded by QEMU.
-                if unsafe { unshare::replace_by_fresh(block, part) } {
-                    channel.set(part, PageState::Plain);
-                    if let Some(tracker) = &mut self.tracker {
-                        tracker.register_fresh(part);
-                    }
-                    discarded.fresh.push(part);
-                } else {
-                    discarded.left.push(part);
-                }
+                discarded.fresh.push(part);
+            } else {
+                discarded.left.push(part);
             }
         }
-        discarded
     }
-
-    /// The freed pages of this run that can be taken now.
-    fn to_take(&self, of: Pages) -> Result<Vec<Part>, Refusal> {
-        let refused = |why: &str| Refusal::NotTaking { why: why.to_owned() };
-        if let Some(why) = self.obstacle() {
-            return Err(refused(&why));
-        }
-        let channel = self.channel.as_ref().ok_or_else(|| refused("say Hello first"))?;
-        Ok(channel.parts(of.page, of.pages, PageState::Freed))
-    }
-
-    /// Makes pages plain that have been taken, or that the guest uses again.
-    fn taken(&self, pagemap: &Pagemap, part: Range, kept: u32) {
-        let Some(channel) = &self.channel else { return };
-        channel.count_as_plain(part);
-        let has_huge_pages = self.ram.block(part.start).is_some_and(|block| block.huge);
-        // QEMU may have begun to watch its memory since `to_take` checked.
-        if kept == 0 && has_huge_pages && is_huge(part) && self.obstacle().is_none() {
-            self.drop_page_table(channel, pagemap, part);
-        }
-    }
-
-    /// The kernel splits a huge page before it drops it. A page table left behind would keep the
-    /// block in small pages for ever; a discard frees that table (Linux 6.14). The block cannot
-    /// be filled meanwhile: a thread that touches it is served after this turn.
-    fn drop_page_table(&self, channel: &Channel, pagemap: &Pagemap, block: Range) {
-        let Ok(uffd) = userfaultfd() else { return };
-        if self.tracker.as_ref().is_some_and(Tracker::is_incomplete) {
-            return;
-        }
-        let Ok(window) = self.open_window(uffd, channel, &[block], 0) else { return };
-        if pagemap.populated(block) == Ok(0) {
-            // SAFETY: nothing is there, and nothing can be put there.
-            let _ = unsafe { advise(block, Advice::LinuxDontNeed) };
-        }
-        // SAFETY: nothing was moved.
-        unsafe { close_window(uffd, channel, window) };
-    }
+    discarded
 }
 
-/// Has the kernel drop the freed pages of these runs while `is_wanted` holds; returns the result.
-pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken, Refusal> {
-    let mut all = None;
-    for turn in runs.iter().flat_map(|run| blocks(*run)) {
-        if !is_wanted() {
-            break;
-        }
-        let taken = take_turn(turn);
-        match (taken, &mut all) {
-            (Ok(taken), all) => *all.get_or_insert_default() += taken,
-            (Err(refusal), None) => return Err(refusal),
-            // The pages taken so far stay taken.
-            (Err(_), Some(_)) => break,
-        }
+/// The freed pages of this run that can be taken now.
+///
+/// # Errors
+/// Nothing can be taken now, with the reason.
+pub(crate) fn to_take(
+    ops: &PageOps,
+    inhibitors: &Inhibitors,
+    of: Pages,
+) -> Result<Vec<Part>, Refusal> {
+    let refused = |why: &str| Refusal::NotTaking { why: why.to_owned() };
+    if let Some(why) = ops.obstacle(inhibitors) {
+        return Err(refused(&why));
     }
-    Ok(all.unwrap_or_default())
+    let channel = ops.channel.as_ref().ok_or_else(|| refused("say Hello first"))?;
+    Ok(channel.parts(of.page, of.pages, PageState::Freed))
 }
 
-/// Takes a part of one block. The kernel drops pages while the lock is free, because this may
-/// take a while. Meanwhile a freed page always holds what the guest left there, or zeros.
-fn take_turn(of: Pages) -> Result<Taken, Refusal> {
-    let no_tables = || Refusal::NotTaking { why: "no page tables".to_owned() };
-    let pagemap = tracker::pagemap().ok_or_else(no_tables)?;
-    let parts = lock().to_take(of)?;
-    let mut taken = Taken::default();
-    for (at, part) in parts.iter().enumerate() {
-        match take_part(pagemap, part.range) {
-            Ok(of_part) => {
-                taken += of_part;
-                lock().taken(pagemap, part.range, of_part.kept);
-            }
-            Err(refusal) if at == 0 => return Err(refusal),
-            // The pages taken so far stay taken.
-            Err(_) => break,
-        }
-    }
-    if let Some(channel) = &lock().channel {
-        channel.forget_empty_block(of.page / BLOCK_PAGES);
-    }
-    Ok(taken)
-}
-
-/// Makes the freed pages of these runs plain; returns their number.
-pub(crate) fn keep(runs: &[Pages]) -> u32 {
-    let keep_turn = |turn: Pages| {
-        let engine = lock();
-        let Some(channel) = &engine.channel else { return 0 };
-        let parts = channel.parts(turn.page, turn.pages, PageState::Freed);
-        parts.iter().for_each(|part| channel.count_as_plain(part.range));
-        channel.forget_empty_block(turn.page / BLOCK_PAGES);
-        parts.iter().map(|part| page_count(part.range)).sum()
-    };
-    runs.iter().flat_map(|run| blocks(*run)).map(keep_turn).sum()
-}
-
-/// Splits a run at block borders: a turn takes one block's part of it.
-fn blocks(run: Pages) -> impl Iterator<Item = Pages> {
-    let last = run.page.saturating_add(run.pages);
-    let mut page = run.page;
-    std::iter::from_fn(move || {
-        let border = (page / BLOCK_PAGES + 1).saturating_mul(BLOCK_PAGES).min(last);
-        let part = Pages { page, pages: border.saturating_sub(page) };
-        page = border;
-        (part.pages > 0).then_some(part)
-    })
-}
-
-fn is_huge(range: Range) -> bool {
-    range.len == HUGE_PAGE_BYTES && range.start.is_multiple_of(HUGE_PAGE_BYTES)
-}
-
-fn take_part(pagemap: &Pagemap, range: Range) -> Result<Taken, Refusal> {
+/// Has the kernel drop the freed pages of `range`, without the lock: this may take a while.
+/// Meanwhile a freed page always holds what the guest left there, or zeros.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn take_part(pagemap: &Pagemap, range: Range) -> Result<Taken, Refusal> {
     let kernel = |call: &str, errno: rustix::io::Errno| Refusal::Kernel {
         call: call.to_owned(),
         errno: errno.raw_os_error(),
@@ -244,6 +153,65 @@ fn take_part(pagemap: &Pagemap, range: Range) -> Result<Taken, Refusal> {
         .map_err(|errno| kernel("madvise(MADV_PAGEOUT)", errno))?;
     let after = populated()?.min(before);
     Ok(Taken { taken: before - after, gone: pages.saturating_sub(before), kept: after })
+}
+
+/// Makes pages plain that have been taken, or that the guest uses again.
+pub(crate) fn taken(
+    ops: &PageOps,
+    inhibitors: &Inhibitors,
+    pagemap: &Pagemap,
+    part: Range,
+    kept: u32,
+) {
+    let Some(channel) = &ops.channel else { return };
+    channel.count_as_plain(part);
+    let has_huge_pages = ops.ram.block(part.start).is_some_and(|block| block.huge);
+    // QEMU may have begun to watch its memory since `to_take` checked.
+    if kept == 0 && has_huge_pages && is_huge(part) && ops.obstacle(inhibitors).is_none() {
+        drop_page_table(ops, pagemap, part);
+    }
+}
+
+/// The kernel splits a huge page before it drops it. A page table left behind would keep the
+/// block in small pages for ever; a discard frees that table (Linux 6.14). The block cannot be
+/// filled meanwhile: a thread that touches it is served after this turn.
+fn drop_page_table(ops: &PageOps, pagemap: &Pagemap, block: Range) {
+    let Ok(uffd) = userfaultfd() else { return };
+    if ops.tracker.as_ref().is_some_and(Tracker::is_incomplete) {
+        return;
+    }
+    let Ok(window) = ops.open_window(uffd, &[block], 0) else { return };
+    if pagemap.populated(block) == Ok(0) {
+        // SAFETY: nothing is there, and nothing can be put there.
+        let _ = unsafe { advise(block, Advice::LinuxDontNeed) };
+    }
+    // SAFETY: nothing was moved.
+    unsafe { ops.close_window(uffd, window) };
+}
+
+/// Makes the freed pages of a part of one block plain; returns their number.
+pub(crate) fn keep(ops: &PageOps, of: Pages) -> u32 {
+    let Some(channel) = &ops.channel else { return 0 };
+    let parts = channel.parts(of.page, of.pages, PageState::Freed);
+    parts.iter().for_each(|part| channel.count_as_plain(part.range));
+    channel.forget_empty_block(of.page / BLOCK_PAGES);
+    parts.iter().map(|part| page_count(part.range)).sum()
+}
+
+/// Splits a run at block borders: a turn takes one block's part of it.
+pub(crate) fn blocks(run: Pages) -> impl Iterator<Item = Pages> {
+    let last = run.page.saturating_add(run.pages);
+    let mut page = run.page;
+    std::iter::from_fn(move || {
+        let border = (page / BLOCK_PAGES + 1).saturating_mul(BLOCK_PAGES).min(last);
+        let part = Pages { page, pages: border.saturating_sub(page) };
+        page = border;
+        (part.pages > 0).then_some(part)
+    })
+}
+
+fn is_huge(range: Range) -> bool {
+    range.len == HUGE_PAGE_BYTES && range.start.is_multiple_of(HUGE_PAGE_BYTES)
 }
 
 /// Number of pages in `range`; a turn has few.

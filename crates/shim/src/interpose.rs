@@ -7,17 +7,17 @@
 //! the shim's part panics, the call has been made or is made all the same.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libc::{mode_t, msghdr, off_t, size_t, ssize_t};
 use sys::faults::{self, Call};
 use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::{REGISTER, UNREGISTER};
 
-use crate::engine::{self, Engine, lock_first, lock_settled};
+use crate::engine::{Engine, lock_first, lock_settled};
+use crate::errno::{fail, keep_errno, quietly};
 use crate::ram::{self, RamKind, SMALLEST, may_concern};
 use crate::threads::BypassGuard;
-use crate::{control, descriptors, disks, holds, next, qemu};
+use crate::{control, descriptors, disks, holds, inhibitors, next, qemu};
 
 const KVM_RUN: u32 = 0xAE80;
 const VFIO_IOMMU_MAP_DMA: u32 = 0x3B71;
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn mmap(
         return call();
     }
     let Some(_inside) = BypassGuard::enter() else { return call() };
-    let over_ram = may_concern(wanted).then(|| quietly(|| engine::before_remapping(wanted)));
+    let over_ram = may_concern(wanted).then(|| quietly(|| holds::before_remapping(wanted)));
     let over_ram = over_ram.flatten().flatten();
     let result = call();
     keep_errno(|| {
@@ -68,14 +68,14 @@ pub unsafe extern "C" fn mmap(
                 || (protection & usable == usable && RamKind::of(flags) == RamKind::Private);
             remapping.done(|engine| {
                 if result != libc::MAP_FAILED {
-                    engine.forget_merged(wanted);
+                    engine.ops.forget_merged(wanted);
                 }
                 if !same {
-                    engine.ram.unmapped(wanted);
+                    engine.ops.ram.unmapped(wanted);
                 }
             });
         } else if is_ram {
-            lock_first().ram.mapped(wanted, flags);
+            lock_first().ops.ram.mapped(wanted, flags);
         }
     });
     result
@@ -111,18 +111,18 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
         return call();
     }
     let Some(_inside) = BypassGuard::enter() else { return call() };
-    let of_ram = quietly(|| engine::before_remapping(gone)).flatten();
+    let of_ram = quietly(|| holds::before_remapping(gone)).flatten();
     let result = call();
     keep_errno(|| {
         if let Some(remapping) = of_ram {
             remapping.done(|engine| {
                 if result == 0 {
-                    engine.forget_merged(gone);
-                    engine.ram.unmapped(gone);
+                    engine.ops.forget_merged(gone);
+                    engine.ops.ram.unmapped(gone);
                 }
             });
         } else if result == 0 {
-            lock_first().ram.unmapped(gone);
+            lock_first().ops.ram.unmapped(gone);
         }
     });
     result
@@ -151,13 +151,13 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
         }
         _ => {
             let is_last = advice == libc::MADV_DONTFORK;
-            let grows = is_last.then(|| quietly(|| engine::before_growing(advised)));
+            let grows = is_last.then(|| quietly(|| holds::before_growing(advised)));
             let grows = grows.flatten().flatten();
             let result = call(advised);
             keep_errno(|| {
                 let mut grew = false;
                 let mut advise = |engine: &mut Engine| {
-                    grew = result == 0 && engine.ram.advised(advised, advice);
+                    grew = result == 0 && engine.ops.ram.advised(advised, advice);
                 };
                 match grows {
                     Some(remapping) => remapping.done(advise),
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
                 let result = call();
                 keep_errno(|| {
                     if result != 0 && concerned {
-                        lock_first().qemu_unregistered(fd, Some(range));
+                        lock_first().inhibitors.qemu_unregistered(fd, Some(range));
                     }
                 });
                 result
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
                 let result = call();
                 keep_errno(|| {
                     if result == 0 {
-                        lock_and(|engine| engine.qemu_unregistered(fd, Some(range)));
+                        lock_and(|engine| engine.inhibitors.qemu_unregistered(fd, Some(range)));
                     }
                 });
                 result
@@ -278,10 +278,10 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         };
         return bad_descriptor();
     }
-    if holds::qemu_has_registered(fd)
+    if inhibitors::qemu_has_registered(fd)
         && let Some(_inside) = BypassGuard::enter()
     {
-        quietly(|| lock_and(|engine| engine.qemu_unregistered(fd, None)));
+        quietly(|| lock_and(|engine| engine.inhibitors.qemu_unregistered(fd, None)));
     }
     // SAFETY: the caller's arguments.
     unsafe { next::close(fd) }
@@ -400,8 +400,8 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
     let turn = quietly(lock_first);
     let result = call();
     keep_errno(|| {
-        if let Some(mut engine) = turn {
-            disks::has_opened(&mut engine);
+        if let Some(turn) = &turn {
+            disks::has_opened(turn);
         }
     });
     result
@@ -443,7 +443,7 @@ macro_rules! registers {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             if let Some(_inside) = BypassGuard::enter() {
-                quietly(|| lock_and(disks::registers_files));
+                quietly(|| disks::registers_files(&lock_first()));
             }
             // SAFETY: the caller's arguments.
             unsafe { next::$name($($arg),*) }
@@ -462,33 +462,12 @@ registers! {
 /// QEMU has got a file that may be open for direct I/O, and cannot use it before this returns.
 fn has_opened() {
     if let Some(_inside) = BypassGuard::enter() {
-        keep_errno(|| lock_and(disks::has_opened));
+        keep_errno(|| disks::has_opened(&lock_first()));
     }
 }
 
 fn bad_descriptor() -> c_int {
     fail(libc::EBADF)
-}
-
-/// Fails like a function of the C library.
-pub(crate) fn fail(errno: c_int) -> c_int {
-    // SAFETY: the C library's `errno` of this thread.
-    unsafe { *libc::__errno_location() = errno };
-    -1
-}
-
-/// Runs the shim's part of a call; `None` if it panicked. The panic does not reach QEMU.
-fn quietly<T>(part: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(part)).ok()
-}
-
-/// Runs the shim's part after the call, and keeps the call's `errno`.
-pub(crate) fn keep_errno(part: impl FnOnce()) {
-    // SAFETY: the C library's `errno` of this thread.
-    let errno = unsafe { *libc::__errno_location() };
-    quietly(part);
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
 }
 
 fn lock_and<T>(part: impl FnOnce(&mut Engine) -> T) -> T {

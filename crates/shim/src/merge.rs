@@ -5,14 +5,14 @@
 //!
 //! **Idea.** A page is moved to a buffer (`UFFDIO_MOVE`) and compared there. If it is equal, the
 //! pool's page is mapped in its place, copy-on-write. The kernel refuses to move a page that I/O
-//! has pinned; where I/O does not pin, nothing is merged ([`disks`]). A thread that touches the
-//! page meanwhile waits for the fault thread, which waits for the end of this turn. A page of
-//! zeros is simply dropped: its place becomes a hole, which reads as zeros.
+//! has pinned; where I/O does not pin, nothing is merged (`disks`). A thread that touches the page
+//! meanwhile waits for the fault thread, which waits for the end of this turn. A page of zeros is
+//! simply dropped: its place becomes a hole, which reads as zeros.
 //!
 //! **Invariants.** Everything here runs under the engine's lock. The steps are those of
 //! [`transitions`]. Pages that a turn leaves in the buffer are moved back before the next turn
-//! begins ([`settle`](Engine::settle)). A page's state is "merged" exactly while its place is
-//! mapped from a pool. A pool's page cannot be moved, so a merged page is never taken again. Nor
+//! begins ([`PageOps::settle`]). A page's state is "merged" exactly while its place is mapped from
+//! a pool. A pool's page cannot be moved, so a merged page is never taken again. Nor
 //! is it ever filled with zeros: for `UFFDIO_ZEROPAGE` a pool's page that is not mapped yet is a
 //! hole. A write to it traps, and has it replaced ([`unshare`]); where the kernel cannot do that,
 //! it makes a copy in the same mapping.
@@ -25,33 +25,29 @@
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::OnceLock;
 
 use protocol::layout::PageState;
 use protocol::{Content, Merge, Merged, Refusal};
-use sys::memory_map::{
-    Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Range, Reserved, Untouched, advise,
-    is_zeros,
-};
+use sys::memory_map::{Over, PAGE_BYTES, PAGE_LEN, Range, Untouched, advise, is_zeros};
 use sys::pool_file::PoolView;
 use sys::slab::Slab;
-use sys::userfaultfd::Userfaultfd;
 
+use crate::buffer::{AT_ONCE, TURN_BYTES, buffer};
 use crate::channel::Part;
+use crate::cuts;
 use crate::descriptors::Guarded;
-use crate::disks::DiskCheck;
-use crate::engine::{Engine, lock, userfaultfd};
+use crate::inhibitors::Inhibitors;
+use crate::page_ops::{BegunTurn, PageOps};
+use crate::process::userfaultfd;
 use crate::ram::Block;
+use crate::remapping::RemapReadGuard;
 use crate::time::now;
 use crate::transitions::{self, HasKernel, HostKernel, Mapper, PageComparison, PageRun};
 use crate::turns::turn;
-use crate::{cuts, disks, remapping, tracker, unshare, watchdog};
+use crate::unshare;
+use crate::waiters::wake;
 
-/// Most pages in a turn: well below a millisecond. A turn that prepares slots elsewhere may end
-/// with fewer.
-pub(crate) const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
-pub(crate) const TURN_BYTES: u64 = AT_ONCE as u64 * PAGE_BYTES;
 /// Blocks begin at multiples of this page number, so turns are cut where huge pages begin.
 const HUGE_PAGE_PAGES: u32 = protocol::REGION_ALIGN_PAGES;
 
@@ -76,12 +72,8 @@ impl AttachedPool {
             .map_err(|errno| refused(format!("no memory to compare in: {errno}")))?;
         let pages = RefCell::new(pages);
         cuts::prepare();
-        let stops_writes = crate::engine::userfaultfd().is_ok_and(cuts::is_possible);
+        let stops_writes = userfaultfd().is_ok_and(cuts::is_possible);
         Ok(Self { view, stops_writes, pages, _guarded: guarded })
-    }
-
-    pub(crate) fn stops_writes(&self) -> bool {
-        self.stops_writes
     }
 }
 
@@ -112,109 +104,67 @@ pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
     turns
 }
 
-/// Merges equal pages, turn by turn, while `is_wanted` holds. The next worker relies on no merge
-/// of the last one being under way.
-pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
-    cuts::recount_if_due();
-    let mut disks = DiskCheck::new();
-    let mut all: Option<Merged> = None;
-    for turn in turns(runs) {
-        let mut rest = turn.as_slice();
-        while !rest.is_empty() && is_wanted() {
-            let turn = merge_next(&mut disks, rest);
-            let (done, merged) = match (turn, &all) {
-                (Ok(done), _) => done,
-                (Err(refusal), None) => return Err(refusal),
-                // The merges so far stay done.
-                (Err(_), Some(_)) => {
-                    (rest.len(), Merged { kept: page_sum(rest), ..Merged::default() })
-                }
-            };
-            *all.get_or_insert_default() += merged;
-            rest = &rest[done..];
-        }
+/// Merges as many of these runs as one turn can, but at least one; returns their number. On busy
+/// CPUs the remapping thread reads late for each mapping that is moved. `is_written`: the guest
+/// has written to a merged page.
+///
+/// # Errors
+/// Nothing can be merged now, with the reason.
+pub(crate) fn merge_turn(
+    ops: &mut PageOps,
+    inhibitors: &Inhibitors,
+    pool: Option<&AttachedPool>,
+    is_written: bool,
+    runs: &[Merge],
+) -> Result<(usize, Merged), Refusal> {
+    let refused = |why: String| Refusal::NotMerging { why };
+    if let Some(why) = ops.obstacle(inhibitors) {
+        return Err(refused(why.into_owned()));
     }
-    let all = all.unwrap_or_default();
-    if all.shared > 0 {
-        // The watchdog may have seen nothing to watch, and sleep.
-        watchdog::ring();
-    }
-    Ok(all)
-}
-
-/// Does a turn of merging if all disks are known to pin. A file opened meanwhile is checked
-/// first: QEMU does not get it before the turn is over.
-fn merge_next(disks: &mut DiskCheck, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
-    loop {
-        let seen = disks::opened();
-        if let Some(why) = disks.objection(seen) {
-            return Err(Refusal::NotMerging { why: why.to_owned() });
-        }
-        let mut engine = lock();
-        if disks::opened() == seen {
-            return engine.merge_turn(runs);
-        }
-    }
-}
-
-impl Engine {
-    /// Merges as many of these runs as one turn can, but at least one; returns their number. On
-    /// busy CPUs the remapping thread reads late for each mapping that is moved.
-    fn merge_turn(&mut self, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
-        let refused = |why: String| Refusal::NotMerging { why };
-        if let Some(why) = self.obstacle() {
-            return Err(refused(why.into_owned()));
-        }
-        let uffd = userfaultfd().map_err(|error| refused(error.to_string()))?;
-        let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
-        let Some(channel) = &self.channel else { return Ok((runs.len(), Merged::default())) };
-        let buffer = buffer(uffd).ok_or_else(|| refused("no memory".to_owned()))?;
-        let parts: Vec<Vec<Part>> =
-            runs.iter().map(|run| channel.parts(run.page, run.pages, PageState::Plain)).collect();
-        let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
-        self.begin_moving(uffd, &ranges, 0)
-            .map_err(|errno| refused(format!("no turn can begin: {errno}")))?;
-        // Only after the guest has written to a shared page: preparing takes three times as long.
-        let shares = runs.iter().any(|run| run.content != Content::Zeros);
-        let stops_writes = self.pool.as_ref().is_some_and(AttachedPool::stops_writes);
-        let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
-        let room = is_prepared.then(|| Untouched::new(TURN_BYTES, false).ok()).flatten();
-        let prepared_at = room.as_ref();
-        let _remapping = prepared_at.map(|_| remapping::RemapReadGuard::begin());
-        let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
-        let Self { ram, channel: Some(channel), pool, moving: Some(moving), .. } = self else {
-            return Ok((runs.len(), Merged::default()));
-        };
-        let pool = pool.as_ref();
-        'turn: for (run, parts) in runs.iter().zip(parts) {
-            for Part { page, range: home } in parts {
-                let Some(block) = ram.block(home.start) else { continue };
-                let place =
-                    MergeTarget { host: HostKernel { uffd, pagemap }, block, pool, prepared_at };
-                let content = run.content_at(page);
-                let run = PageRun { home, away: buffer.start, page };
-                moving.run = Some(run);
-                // SAFETY: registered, by the tracker or just now; the buffer always is.
-                merged += unsafe { transitions::merge(&place, channel, run, content) };
-                if channel.has(home, PageState::Aside) {
-                    done += 1;
-                    break 'turn;
-                }
-                watchdog::wake(uffd, home);
+    let host = HostKernel::get().ok_or_else(|| refused("no page tables".to_owned()))?;
+    let Some(channel) = &ops.channel else { return Ok((runs.len(), Merged::default())) };
+    let buffer = buffer(host.uffd).ok_or_else(|| refused("no memory".to_owned()))?;
+    let parts: Vec<Vec<Part>> =
+        runs.iter().map(|run| channel.parts(run.page, run.pages, PageState::Plain)).collect();
+    let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
+    let begun = ops.begin_moving(&ranges, 0);
+    let begun = begun.map_err(|errno| refused(format!("no turn can begin: {errno}")))?;
+    let BegunTurn { ram, channel, run: moving, .. } = begun;
+    // Only after the guest has written to a shared page: preparing takes three times as long.
+    let shares = runs.iter().any(|run| run.content != Content::Zeros);
+    let stops_writes = pool.is_some_and(|pool| pool.stops_writes);
+    let is_prepared = shares && is_written && stops_writes && cuts::is_possible(host.uffd);
+    let room = is_prepared.then(|| Untouched::new(TURN_BYTES, false).ok()).flatten();
+    let prepared_at = room.as_ref();
+    let _remapping = prepared_at.map(|_| RemapReadGuard::begin());
+    let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
+    'turn: for (run, parts) in runs.iter().zip(parts) {
+        for Part { page, range: home } in parts {
+            let Some(block) = ram.block(home.start) else { continue };
+            let place = MergeTarget { host, block, pool, prepared_at };
+            let content = run.content_at(page);
+            let run = PageRun { home, away: buffer.start, page };
+            *moving = Some(run);
+            // SAFETY: registered, by the tracker or just now; the buffer always is.
+            merged += unsafe { transitions::merge(&place, channel, run, content) };
+            if channel.has(home, PageState::Aside) {
+                done += 1;
+                break 'turn;
             }
-            done += 1;
-            if now() > deadline {
-                break;
-            }
+            wake(host.uffd, home);
         }
-        self.settle();
-        merged.kept = page_sum(&runs[..done])
-            - merged.shared
-            - merged.dropped
-            - merged.different
-            - merged.no_room;
-        Ok((done, merged))
+        done += 1;
+        if now() > deadline {
+            break;
+        }
     }
+    ops.settle();
+    merged.kept = page_sum(&runs[..done])
+        - merged.shared
+        - merged.dropped
+        - merged.different
+        - merged.no_room;
+    Ok((done, merged))
 }
 
 /// The number of pages in all these runs.
@@ -300,24 +250,6 @@ impl Mapper for MergeTarget<'_> {
         }
         true
     }
-}
-
-/// The buffer: memory of the shim, registered for ever, that holds a turn's pages. It has the
-/// size of a huge page.
-pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
-    static BUFFER: OnceLock<Option<Reserved>> = OnceLock::new();
-    let make = || {
-        let place = Reserved::new(HUGE_PAGE_BYTES).ok()?;
-        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork, Advice::LinuxDontDump] {
-            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs
-            // none.
-            let _ = unsafe { place.advise(advice) };
-        }
-        // SAFETY: no thread touches a missing page: `judge` checks first.
-        unsafe { uffd.register(place.range()) }.ok()?;
-        Some(place)
-    };
-    BUFFER.get_or_init(make).as_ref().map(Reserved::range)
 }
 
 /// # Safety

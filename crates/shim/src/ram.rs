@@ -238,6 +238,11 @@ pub(crate) fn end(range: Range) -> u64 {
     range.start.saturating_add(range.len)
 }
 
+/// The page that contains an address.
+pub(crate) fn page_of(address: u64) -> Range {
+    Range { start: address / PAGE_BYTES * PAGE_BYTES, len: PAGE_BYTES }
+}
+
 /// The intersection of two ranges; its length is 0 if they are disjoint.
 pub(crate) fn common(one: Range, other: Range) -> Range {
     let start = one.start.max(other.start);

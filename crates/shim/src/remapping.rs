@@ -14,8 +14,8 @@ use rustix::event::Timespec;
 use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::{MAX_FAULTS, PageFault};
 
-use crate::fault_thread::{self, Reader};
-use crate::{engine, watchdog};
+use crate::process::userfaultfd;
+use crate::waiters::{self, Reader};
 
 /// How long the thread waits before it checks whether the turn is over.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
@@ -43,7 +43,7 @@ impl Drop for RemapReadGuard {
 
 /// The thread's body.
 pub(crate) fn run() {
-    let Ok(uffd) = engine::userfaultfd() else { return };
+    let Ok(uffd) = userfaultfd() else { return };
     loop {
         let mut turns = turns();
         while turns.is_multiple_of(2) {
@@ -56,7 +56,7 @@ pub(crate) fn run() {
             let read = if uffd.wait(Some(&LOOK)) { uffd.read_faults(&mut faults) } else { Ok(0) };
             let read = read.unwrap_or(0);
             if read > 0 {
-                fault_thread::has_read(Reader::Remapper, read);
+                waiters::has_read(Reader::Remapper, read);
             }
             for fault in &faults[..read] {
                 (first, last) = (first.min(fault.address), last.max(fault.address));
@@ -66,8 +66,8 @@ pub(crate) fn run() {
             let start = first / PAGE_BYTES * PAGE_BYTES;
             // All threads in between, too: one that is woken too early traps again.
             let len = last / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES - start;
-            watchdog::wake(uffd, Range { start, len });
-            fault_thread::has_none(Reader::Remapper);
+            waiters::wake(uffd, Range { start, len });
+            waiters::has_none(Reader::Remapper);
         }
     }
 }

@@ -3,39 +3,34 @@
 //! Guest RAM and a staging region of the same shape are registered with one userfaultfd. A
 //! granule is *revoked* by moving its pages to staging. The next touch traps, and
 //! [`Tracker::serve`] moves all of the granule back, wakes the waiting threads, and logs the
-//! trap. A touch of a hole traps as well, and the hole is filled with zeros here.
+//! trap. A touch of a hole traps as well, and the hole is filled with zeros ([`Holes`]).
 //!
 //! **Invariants** (rule numbers are those of the crate's head). Everything here runs under the
 //! engine's lock; pages move only by the steps of [`transitions`] (3). Serving allocates nothing
 //! and reads no guest RAM (4). Zeros are mapped only where staging holds nothing (7). At most
 //! [`most_revoked`] granules are revoked at a time, so that they are back soon when QEMU needs
 //! them.
-//!
-//! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone
-//! would have mapped a huge page. So an empty block of 2 MiB gets a huge page in one move,
-//! prepared in the shim's own memory ([`Nursery`]). Any other hole gets the zero page for its
-//! whole granule. That costs no memory, and does not bring back neighbouring pages that a balloon
-//! took.
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use protocol::layout::{Counter, PageState, Shared, is_sampled};
 use protocol::{Region, Tracking, Trap, most_revoked};
 use rustix::io::Errno;
-use sys::memory_map::{PAGE_BYTES, PageSet, Pagemap, Range};
+use sys::memory_map::{PageSet, Range};
 use sys::userfaultfd::Userfaultfd;
 
+use crate::alerts;
 use crate::bench::Bench;
 use crate::channel::Channel;
-use crate::descriptors::kept;
 use crate::granules::{Granule, ShadowedGranules};
+use crate::holes::{Holes, fill_stray};
 use crate::hot_set::{self, AccessibleQueue};
-use crate::nursery::Nursery;
-use crate::ram::Block;
+use crate::process::pagemap;
+use crate::ram::{Block, page_of};
+use crate::retries;
 use crate::time::{AsNanos, Nanos, now};
 use crate::transitions::{self, HostKernel, Kernel as _};
-use crate::watchdog;
+use crate::waiters::wake;
 
 /// The result of serving one fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +39,17 @@ pub(crate) enum Served {
     Yes,
     /// Done, but there were more traps in this second than the fuse allows.
     FuseBlown,
+}
+
+/// The end of a turn that gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseTurn {
+    /// Everything is back.
+    Done,
+    /// There is more to give back.
+    TurnOver,
+    /// A page cannot be moved back yet.
+    Stuck,
 }
 
 /// Where a touch found its page.
@@ -63,7 +69,7 @@ pub(crate) struct Tracker {
     tracking: Tracking,
     granules: ShadowedGranules,
     hot: AccessibleQueue,
-    nursery: Option<Nursery>,
+    holes: Holes,
     bench: &'static Bench,
     /// Set once everything is to be given back: nothing is revoked any more.
     releasing: bool,
@@ -96,12 +102,13 @@ impl Tracker {
             .map_err(|errno| ("mmap", errno))?;
         let pagemap = pagemap().ok_or(("open(/proc/self/pagemap)", Errno::NOENT))?;
         let bench = Bench::get().ok_or(("mmap", Errno::NOMEM))?;
+        let host = HostKernel { uffd, pagemap };
         let tracker = Self {
-            host: HostKernel { uffd, pagemap },
+            host,
             tracking,
             hot: AccessibleQueue::new(granules.count()),
             granules,
-            nursery: Nursery::new().ok(),
+            holes: Holes::new(host),
             bench,
             releasing: false,
             is_incomplete: false,
@@ -243,7 +250,7 @@ impl Tracker {
 
     /// Wakes threads that wait for a page of `range`; each continues, or traps again.
     fn wake(&self, range: Range) {
-        watchdog::wake(self.host.uffd, range);
+        wake(self.host.uffd, range);
     }
 
     /// Resolves a fault at `address` that was read at `received`; the page is not merged.
@@ -266,8 +273,13 @@ impl Tracker {
             self.wake(granule.guest);
             return Served::Yes;
         }
-        let block = if was_staged { None } else { self.fill_block(shared, granule) };
-        let was_hole = block.is_some() || self.fill_granule(shared, granule, page_of(address));
+        let may_be_huge = !was_staged && self.limit().is_none();
+        let block = self.granules.huge_block(granule).filter(|_| may_be_huge);
+        let block = block.and_then(|(block, pages)| self.holes.fill_block(shared, block, pages));
+        let was_hole = block.is_some() || {
+            // SAFETY: the granule's content is in place; the page is not merged.
+            unsafe { self.holes.fill_granule(shared, granule, page_of(address)) }
+        };
         let found = match (was_staged, was_hole) {
             (true, _) => TouchOutcome::OutOfReach,
             (false, true) => TouchOutcome::Hole,
@@ -329,26 +341,30 @@ impl Tracker {
         (!self.is_releasing()).then(|| self.bench.arm(&self.host, granule_pages)).flatten()
     }
 
-    /// Gives back more granules until `deadline`; returns how many, and whether that was all.
-    pub(crate) fn give_back_some(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
+    /// Gives back more granules until `deadline`; returns how many, and how far that went.
+    pub(crate) fn give_back_some(
+        &mut self,
+        channel: &Channel,
+        deadline: Nanos,
+    ) -> (u32, ReleaseTurn) {
         let shared = channel.shared();
         let mut given = 0;
         while let Some(granule) = self.granules.from(self.cursor) {
             if now() > deadline {
-                return (given, false);
+                return (given, ReleaseTurn::TurnOver);
             }
             if granule.is_staged(shared) {
                 let is_back = self.give_back(shared, granule);
                 self.wake(granule.guest);
                 if !is_back {
                     // The move is retried later, while others have the lock in between.
-                    return (given, false);
+                    return (given, ReleaseTurn::Stuck);
                 }
                 given += 1;
             }
             self.cursor = granule.number + 1;
         }
-        (given, self.is_staging_empty(shared))
+        (given, if self.is_staging_empty(shared) { ReleaseTurn::Done } else { ReleaseTurn::Stuck })
     }
 
     /// Tries again to move back pages that failed at a touch or recall, without being asked;
@@ -416,6 +432,9 @@ impl Tracker {
             shared.set(Counter::StagedPages, staged);
             is_back &= given.away.is_empty();
         }
+        if is_back {
+            retries::came_back();
+        }
         is_back
     }
 
@@ -425,7 +444,7 @@ impl Tracker {
         // SAFETY: the fault thread serves.
         if unsafe { self.host.uffd.register(range) }.is_err() {
             self.is_incomplete = true;
-            watchdog::give_up();
+            alerts::give_up();
         }
     }
 
@@ -477,69 +496,4 @@ impl Tracker {
         let blown = self.second.traps > self.tracking.max_traps_per_s;
         if blown { Served::FuseBlown } else { Served::Yes }
     }
-
-    /// Maps zeros at `page`, if it is a hole, and then in all other holes of its granule. A page
-    /// that is there (the usual case) costs one call. Returns whether `page` was a hole.
-    fn fill_granule(&self, shared: Shared<'_>, granule: Granule, page: Range) -> bool {
-        // SAFETY: the granule's content is in place; the page is not merged.
-        let was_hole = unsafe { transitions::fill_hole(self.host.uffd, page) };
-        for part in granule.parts(shared, PageState::Plain).filter(|_| was_hole) {
-            // SAFETY: as above.
-            unsafe { transitions::fill_holes(self.host.uffd, part.guest) };
-        }
-        for part in granule.parts(shared, PageState::Freed).filter(|_| was_hole) {
-            self.take_back_holes(shared, part, page);
-        }
-        was_hole
-    }
-
-    /// Fills those of these freed pages that the kernel has dropped, and makes them plain. The
-    /// page just `filled` becomes plain too.
-    fn take_back_holes(&self, shared: Shared<'_>, freed: Granule, filled: Range) {
-        for (i, number) in (0..).zip(freed.numbers()) {
-            let page = Range { start: freed.guest.start + i * PAGE_BYTES, len: PAGE_BYTES };
-            // SAFETY: the guest has given up the old content, or it is still there.
-            if page == filled || unsafe { transitions::fill_hole(self.host.uffd, page) } {
-                shared.set_state(number, PageState::Plain);
-            }
-        }
-    }
-
-    /// Maps a huge page where a whole block is empty and no part of it is revoked; returns the
-    /// block.
-    fn fill_block(&mut self, shared: Shared<'_>, granule: Granule) -> Option<Range> {
-        let (block, pages) = self.granules.huge_block(granule)?;
-        let is_home = |page| matches!(shared.state(page), PageState::Plain | PageState::Freed);
-        if self.limit().is_some()
-            || !pages.clone().all(is_home)
-            || self.host.pagemap.populated(block) != Ok(0)
-        {
-            return None;
-        }
-        let nursery = self.nursery.as_mut()?;
-        nursery.put(&self.host, block).then(|| {
-            // The guest uses the freed pages of the block again.
-            pages.for_each(|page| shared.set_state(page, PageState::Plain));
-            block
-        })
-    }
-}
-
-/// This process's page tables; opened once.
-pub(crate) fn pagemap() -> Option<&'static Pagemap> {
-    static PAGEMAP: OnceLock<Option<Pagemap>> = OnceLock::new();
-    PAGEMAP.get_or_init(|| kept(Pagemap::open())).as_ref()
-}
-
-/// A fault outside of all granules, or after tracking has ended: a range whose registration could
-/// not be ended. Everything that was taken is back, so a missing page is zero.
-pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
-    let page = page_of(address);
-    // SAFETY: as stated above.
-    unsafe { transitions::fill_hole(uffd, page) };
-    watchdog::wake(uffd, page);
-}
-
-pub(crate) fn page_of(address: u64) -> Range {
-    Range { start: address / PAGE_BYTES * PAGE_BYTES, len: PAGE_BYTES }
 }

@@ -44,11 +44,14 @@ use sys::mappings::{Mappings, is_mapped};
 use sys::memory_map::{Advice, Over, PAGE_BYTES, PAGE_LEN, Range, Untouched, advise};
 use sys::userfaultfd::Userfaultfd;
 
+use crate::buffer::buffer;
 use crate::channel::Channel;
 use crate::descriptors::kept;
+use crate::process::pagemap;
 use crate::ram::{Block, end};
+use crate::threads::end_process;
 use crate::transitions::{self, Fresh, HasKernel, HostKernel, Kernel as _, PageRun};
-use crate::{merge, tracker, watchdog};
+use crate::waiters::wake;
 
 /// Why QEMU is ended: its memory has lost its mapping, and no new one can be made.
 pub(crate) const LOST_PLACE: &str = "guest memory has lost its place";
@@ -107,7 +110,7 @@ pub(crate) unsafe fn unwritten_around(
     // Protected again, for some of it may have been let through. Pages that the kernel has copied
     // since then are not the file's any more. SAFETY: as the caller promises.
     unsafe { protect(uffd, merged) }.ok()?;
-    tracker::pagemap()?.of_file_around(merged, address).ok()?
+    pagemap()?.of_file_around(merged, address).ok()?
 }
 
 /// Lets writes to `merged` go on: the kernel makes the copies.
@@ -123,7 +126,7 @@ pub(crate) fn let_write(uffd: &Userfaultfd, merged: Range) {
             // SAFETY: as stated above; every page is in its place.
             let _ = unsafe { uffd.unprotect(page).or_else(|_| uffd.unregister(page)) };
         }
-        watchdog::wake(uffd, merged);
+        wake(uffd, merged);
     }
 }
 
@@ -164,7 +167,7 @@ impl<'a> Replacement<'a> {
         channel: &'a Channel,
         moving: &'a mut Option<PageRun>,
     ) -> Option<Self> {
-        let buffer = merge::buffer(host.uffd)?;
+        let buffer = buffer(host.uffd)?;
         let untouched = Untouched::new(buffer.len, block.reserve).ok()?;
         advise_alike(block, untouched.range());
         // SAFETY: as the caller promises, wherever it is mapped.
@@ -192,7 +195,7 @@ impl<'a> Replacement<'a> {
             // a written page it cannot be known which I/O holds it.
             let _ = unsafe { uffd.unregister(left) };
         }
-        watchdog::wake(uffd, merged);
+        wake(uffd, merged);
     }
 
     /// Replaces pages that have not been written. Returns whether the place is the guest's own.
@@ -256,7 +259,7 @@ pub(crate) unsafe fn refill(block: &Block, range: Range) -> bool {
         return false;
     }
     if let Err(errno) = (Over { range, reserve: block.reserve }).map_fresh_into_hole() {
-        crate::threads::end_process(LOST_PLACE, errno);
+        end_process(LOST_PLACE, errno);
     }
     advise_alike(block, range);
     true
@@ -298,7 +301,7 @@ pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
         // SAFETY: as the caller promises.
         Err(_) => unsafe { refill(block, range) },
     };
-    let of_file = || tracker::pagemap().map(|pagemap| pagemap.of_file(range));
+    let of_file = || pagemap().map(|pagemap| pagemap.of_file(range));
     is_fresh && of_file().is_some_and(|found| found.is_ok_and(|pages| pages.is_empty()))
 }
 

@@ -4,14 +4,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::thread::clock_nanosleep_relative;
+use rustix::time::{ClockId, Timespec};
 use sys::memory_map::{Advice, PAGE_BYTES, PageSet, Pagemap, Range, advise};
 use sys::userfaultfd::{Progress, Userfaultfd};
 
 use super::{Kernel, STUCK, TRIES, pages_of};
+use crate::process::{pagemap, userfaultfd};
 use crate::time::{Nanos, now};
 
 /// How long a page may fail to move back, over many steps, before QEMU is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The pauses between two tries: the first ones take no time, the others grow from this.
+const SHORTEST_NAP: Duration = Duration::from_micros(10);
+/// The longest pause takes 160 µs, a sixth of [`HOLD`](super::HOLD).
+const MOST_DOUBLINGS: u32 = 4;
 
 /// The kernel that this process runs on.
 #[derive(Clone, Copy)]
@@ -32,6 +40,13 @@ pub(crate) fn late() -> Option<u64> {
 /// Clears the late page: QEMU has discarded it, or has mapped something else there.
 pub(crate) fn forget_late() {
     LATE[1].store(0, Ordering::Release);
+}
+
+impl HostKernel {
+    /// `None` when this process has no userfaultfd or no page tables.
+    pub(crate) fn get() -> Option<Self> {
+        Some(Self { uffd: userfaultfd().ok()?, pagemap: pagemap()? })
+    }
 }
 
 impl Kernel for HostKernel {
@@ -58,8 +73,15 @@ impl Kernel for HostKernel {
         now()
     }
 
-    fn pause(&self) {
-        rustix::thread::sched_yield();
+    /// A page is busy because another CPU changes its mapping or has it locked, for reclaim or
+    /// compaction. The kernel tells no thread when that is over, so there is nothing to wait on.
+    /// Most often it is over at once; afterwards the pauses become longer.
+    fn pause(&self, before: u32) {
+        let Some(doublings) = before.checked_sub(TRIES) else { return };
+        let nap = SHORTEST_NAP.saturating_mul(1 << doublings.min(MOST_DOUBLINGS));
+        // An interrupted nap is long enough. The time is valid, so nothing else can fail.
+        let nap = Timespec { tv_sec: 0, tv_nsec: nap.subsec_nanos().into() };
+        let _ = clock_nanosleep_relative(ClockId::Monotonic, &nap);
     }
 
     fn tried(&self, home: Range, away: &PageSet) {
@@ -70,7 +92,7 @@ impl Kernel for HostKernel {
                 at.store(home.start + page as u64 * PAGE_BYTES, Ordering::Release);
                 since.store(now().0, Ordering::Release);
                 // The watchdog may see nothing else to watch, and sleep.
-                crate::watchdog::ring();
+                crate::alerts::ring();
             }
         } else if (home.start..home.start + home.len).contains(&late) {
             if !away.has(pages_of(Range { start: home.start, len: late - home.start })) {

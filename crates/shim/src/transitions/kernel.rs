@@ -33,8 +33,9 @@ pub(crate) trait Kernel {
     /// The time, for the limit of a wait.
     fn now(&self) -> Nanos;
 
-    /// Lets others run for a moment.
-    fn pause(&self);
+    /// Lets some time pass before a step tries again what the kernel was busy with; `before` is
+    /// the number of pauses of this step so far.
+    fn pause(&self, before: u32);
 
     /// Records that a step has tried to move `home` back, and that the pages `away` are still
     /// away. Ends QEMU when a page has been late for too long.

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use protocol::Region;
+use rustix::io::Errno;
 use sys::memory_map::PAGE_LEN;
 use sys::userfaultfd::Progress;
 
@@ -302,7 +303,7 @@ impl Kernel for Model<'_> {
         Nanos(self.time.get())
     }
 
-    fn pause(&self) {}
+    fn pause(&self, _: u32) {}
 
     fn tried(&self, _: Range, _: &PageSet) {}
 
