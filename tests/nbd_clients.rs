@@ -335,7 +335,7 @@ fn our_client_asks_qemus_server_before_ours() {
         tokio::spawn(connection.run());
         assert_eq!(client.session().export.size, SIZE);
         assert!(client.session().status, "block status is not agreed on");
-        client.write(1 << 20, &[7; 8192]).await?;
+        client.write(1 << 20, vec![7; 8192].into()).await?;
         client.order(Command::Flush, 0, 0, 0).await?;
         assert_eq!(client.read(1 << 20, 8192).await?, [7; 8192]);
         client.order(Command::WriteZeroes, 0, 1 << 20, 4096).await?;

@@ -44,6 +44,7 @@ use pageserver::layers::remote::{Address, Remote};
 use pageserver::layers::seal::{PAGE, Seal};
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::request::Export;
+use pageserver::order::Ordered;
 use pageserver::places::Owner;
 use pageserver::server::{Catalogue, Opened, Server, Who, of_layer};
 use pageserver::tls::{Connector, TlsError};
@@ -227,7 +228,8 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
             let file = inherit(*numbers.get(2).ok_or_else(odd)?)?.into();
             let owner = Owner { user: *user, processes: disk.shared as usize };
             let disk = ServedDisk::build(name, disk, file, cached.as_ref())?;
-            let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
+            let layer = Arc::new(Ordered::over(disk.layer.clone()));
+            let one = One { name: disk.name.clone(), layer };
             let server = Server::of_one(Arc::new(one), owner, budget.clone());
             tokio::spawn(server.listen_unix(listener));
             disks.push(disk);
@@ -348,7 +350,7 @@ fn address(repository: &str, tls: Option<&Path>) -> Result<Address, TlsError> {
 /// A server's single export.
 struct One {
     name: String,
-    layer: Arc<Count>,
+    layer: Arc<Ordered>,
 }
 
 impl Catalogue for One {

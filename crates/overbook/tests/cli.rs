@@ -456,16 +456,16 @@ fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
         let stream = tokio::net::UnixStream::connect(spec.disk_socket("d")).await.unwrap();
         let (client, connection) = pageserver::client::connect(stream, wanted("d")).await.unwrap();
         tokio::spawn(connection.run());
-        client.write(0, &[1; 64 << 10]).await.unwrap();
+        client.write(0, vec![1; 64 << 10].into()).await.unwrap();
         until(None, |far| far.held == model::Bytes::kib(64)).await;
         until(Some("w"), |far| !far.admits).await;
-        client.write(0, &[2; 32 << 10]).await.unwrap();
+        client.write(0, vec![2; 32 << 10].into()).await.unwrap();
         until(Some("w"), |far| far.held == model::Bytes::kib(32) && !far.admits).await;
         assert_eq!(client.read(0, 64 << 10).await.unwrap()[32 << 10..], [1; 32 << 10]);
         assert_eq!(client.read(0, 32 << 10).await.unwrap(), [2; 32 << 10]);
         // No more orders come.
         until(None, |far| far.admits).await;
-        client.write(0, &[3; 32 << 10]).await.unwrap();
+        client.write(0, vec![3; 32 << 10].into()).await.unwrap();
         until(None, |far| far.held == model::Bytes::kib(64)).await;
     });
 }

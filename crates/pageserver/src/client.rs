@@ -6,14 +6,15 @@
 //! The server is not trusted. The number of bytes in requests that it does not answer, or does
 //! not take, is bounded ([`MOST_OWED`]), even if the callers have given up meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::oneshot;
@@ -24,13 +25,15 @@ use crate::nbd::dialogue::{Dialogue, Step, Wanted};
 use crate::nbd::in_flight::{Brought, InFlight};
 use crate::nbd::negotiation::Session;
 use crate::nbd::reply::Extent;
-use crate::nbd::request::{Command, Export, Request};
+use crate::nbd::request::{Command, Export, HEADER, Request};
 use crate::nbd::{Errno, ProtocolError};
 use crate::tls::{Connector, HandshakeError, Trusted};
 
 /// Upper bound of the data in requests that a server has not answered or not taken, in bytes. One
 /// request is always allowed.
 const MOST_OWED: usize = 16 << 20;
+/// Number of headers and payloads that one write sends.
+const PARTS_AT_ONCE: usize = 64;
 
 /// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -73,9 +76,8 @@ pub struct Connection<S> {
     shared: Arc<ClientShared>,
     stream: S,
     input: Incoming,
-    /// Bytes that are being sent.
-    out: Vec<u8>,
-    sent: usize,
+    /// Requests that are being sent.
+    out: Outgoing,
 }
 
 #[derive(Default)]
@@ -90,8 +92,8 @@ struct ClientState {
     waiting: HashMap<u64, Waiting>,
     /// Bytes of data that the waiting requests read or write.
     owed: usize,
-    /// Bytes to be sent next.
-    out: Vec<u8>,
+    /// Requests to be sent next.
+    out: Outgoing,
     /// The number of bytes being sent.
     sending: usize,
     /// Time since which the server owes an answer and has given none.
@@ -104,6 +106,73 @@ struct ClientState {
 struct Waiting {
     sender: oneshot::Sender<Result<Brought, ClientError>>,
     bytes: usize,
+}
+
+/// Requests that wait to be sent. Payloads are not copied.
+#[derive(Default)]
+struct Outgoing {
+    parts: VecDeque<OutgoingPart>,
+    /// Number of all their bytes.
+    bytes: usize,
+}
+
+enum OutgoingPart {
+    Header { header: [u8; HEADER], sent: usize },
+    Payload(Bytes),
+}
+
+impl OutgoingPart {
+    /// Its bytes that are not sent yet.
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Header { header, sent } => &header[*sent..],
+            Self::Payload(data) => data,
+        }
+    }
+
+    fn consume(&mut self, n: usize) {
+        match self {
+            Self::Header { sent, .. } => *sent += n,
+            Self::Payload(data) => data.advance(n),
+        }
+    }
+}
+
+impl Outgoing {
+    fn push(&mut self, header: [u8; HEADER], payload: Bytes) {
+        self.bytes += header.len() + payload.len();
+        self.parts.push_back(OutgoingPart::Header { header, sent: 0 });
+        if !payload.is_empty() {
+            self.parts.push_back(OutgoingPart::Payload(payload));
+        }
+    }
+
+    /// Sends as many bytes as the stream takes by one write; ready with their number.
+    fn poll_send(
+        &mut self,
+        stream: Pin<&mut impl AsyncWrite>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let mut slices = [IoSlice::new(&[]); PARTS_AT_ONCE];
+        let parts = self.parts.len().min(PARTS_AT_ONCE);
+        for (slice, part) in slices.iter_mut().zip(&self.parts) {
+            *slice = IoSlice::new(part.bytes());
+        }
+        let sent = ready!(stream.poll_write_vectored(context, &slices[..parts]))?;
+        let mut rest = sent;
+        self.bytes -= sent;
+        while rest > 0
+            && let Some(part) = self.parts.front_mut()
+        {
+            let n = rest.min(part.bytes().len());
+            part.consume(n);
+            rest -= n;
+            if part.bytes().is_empty() {
+                self.parts.pop_front();
+            }
+        }
+        Poll::Ready(Ok(sent))
+    }
 }
 
 impl ClientShared {
@@ -243,7 +312,7 @@ async fn talk(
 
 fn ready<S>(stream: S, session: Session, input: Incoming) -> (Client, Connection<S>) {
     let shared = Arc::new(ClientShared::default());
-    let connection = Connection { shared: shared.clone(), stream, input, out: Vec::new(), sent: 0 };
+    let connection = Connection { shared: shared.clone(), stream, input, out: Outgoing::default() };
     (Client { shared, session }, connection)
 }
 
@@ -260,7 +329,7 @@ impl Client {
     ///
     /// The server's errors, and those of the connection.
     pub async fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, ClientError> {
-        match self.ask(Command::Read, 0, (offset, length), &[]).await? {
+        match self.ask(Command::Read, 0, (offset, length), Bytes::new()).await? {
             Brought::Data(data) => Ok(data),
             _ => Err(ODD_KIND.into()),
         }
@@ -271,7 +340,7 @@ impl Client {
     /// # Errors
     ///
     /// As [`Client::read`].
-    pub async fn write(&self, offset: u64, data: &[u8]) -> Result<(), ClientError> {
+    pub async fn write(&self, offset: u64, data: Bytes) -> Result<(), ClientError> {
         let length = u32::try_from(data.len()).map_err(|_| Errno::Overflow)?;
         self.ask(Command::Write, 0, (offset, length), data).await.map(|_| ())
     }
@@ -288,7 +357,7 @@ impl Client {
         offset: u64,
         length: u32,
     ) -> Result<(), ClientError> {
-        self.ask(command, flags, (offset, length), &[]).await.map(|_| ())
+        self.ask(command, flags, (offset, length), Bytes::new()).await.map(|_| ())
     }
 
     /// Asks which parts of a range are holes.
@@ -297,7 +366,7 @@ impl Client {
     ///
     /// As [`Client::read`].
     pub async fn extents(&self, offset: u64, length: u32) -> Result<Vec<Extent>, ClientError> {
-        match self.ask(Command::BlockStatus, 0, (offset, length), &[]).await? {
+        match self.ask(Command::BlockStatus, 0, (offset, length), Bytes::new()).await? {
             Brought::Extents(extents) => Ok(extents),
             _ => Err(ODD_KIND.into()),
         }
@@ -320,7 +389,7 @@ impl Client {
         command: Command,
         flags: u16,
         (offset, length): (u64, u32),
-        data: &[u8],
+        data: Bytes,
     ) -> Result<Brought, ClientError> {
         let (sender, receiver) = oneshot::channel();
         {
@@ -331,15 +400,14 @@ impl Client {
             let reads = if command == Command::Read { length as usize } else { 0 };
             let bytes = reads + data.len();
             // A server may answer a request whose data it has not read.
-            let owes = state.owed.max(state.out.len() + state.sending);
+            let owes = state.owed.max(state.out.bytes + state.sending);
             if owes > 0 && owes + bytes > MOST_OWED {
                 return Err(ClientError::Owes(owes));
             }
             state.owed += bytes;
             let cookie = state.in_flight.ask(command, offset, length);
             let request = Request { flags, command: Some(command), cookie, offset, length };
-            request.encode(&mut state.out);
-            state.out.extend_from_slice(data);
+            state.out.push(request.header(), data);
             state.waiting.insert(cookie, Waiting { sender, bytes });
             state.owes_since.get_or_insert_with(Instant::now);
         }
@@ -382,21 +450,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     fn send(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         loop {
-            if self.sent == self.out.len() {
-                self.out.clear();
-                self.sent = 0;
+            if self.out.bytes == 0 {
                 let mut state = self.shared.state();
                 std::mem::swap(&mut self.out, &mut state.out);
-                state.sending = self.out.len();
+                state.sending = self.out.bytes;
                 drop(state);
-                if self.out.is_empty() {
+                if self.out.bytes == 0 {
                     let _ = Pin::new(&mut self.stream).poll_flush(context)?;
                     return Ok(());
                 }
             }
-            match Pin::new(&mut self.stream).poll_write(context, &self.out[self.sent..])? {
+            match self.out.poll_send(Pin::new(&mut self.stream), context)? {
                 Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Poll::Ready(n) => self.sent += n,
+                Poll::Ready(_) => {}
                 Poll::Pending => return Ok(()),
             }
         }

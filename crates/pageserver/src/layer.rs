@@ -4,7 +4,12 @@
 //! below. Most requests are answered at once, from memory. A server that handles a million of
 //! them a second cannot afford an allocation for each. So a layer returns [`Answer::Now`] where
 //! it can, and a future where it has to wait.
+//!
+//! No layer keeps the order of requests. Layers that answer later are served through
+//! [`order::Ordered`](crate::order::Ordered): of two requests to the same bytes, one of which
+//! changes them, the later one begins when the earlier one has ended.
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use crate::nbd::Errno;
@@ -53,8 +58,9 @@ pub trait Layer: Send + Sync {
     /// `Now(Ok(()))`.
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a>;
 
-    /// Writes `data` at `offset`.
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a>;
+    /// Writes `data` at `offset`. A layer may keep `data` until the write has ended, and needs no
+    /// copy of it for that.
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_>;
 
     /// Zeroes a range, or discards it.
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_>;

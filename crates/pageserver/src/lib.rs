@@ -17,6 +17,7 @@
 //! | [`tls`] | certificates on both sides |
 //! | [`layer`] | the interface of all layers |
 //! | [`layers`] | one file each |
+//! | [`order`] | the order of overlapping requests, above the layers |
 
 pub mod budget;
 pub mod buffer;
@@ -25,10 +26,10 @@ mod dead_peers;
 pub mod layer;
 pub mod layers;
 pub mod nbd;
+pub mod order;
 pub mod places;
 pub mod repository;
 pub mod serve;
 pub mod server;
 pub mod tls;
 pub mod trial;
-pub mod writes;

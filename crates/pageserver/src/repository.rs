@@ -19,6 +19,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 
+use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use sys::slab::Slab;
 
@@ -360,7 +361,7 @@ impl Layer for Attached {
         self.lease.memory.read(offset, into)
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         self.lease.writes.fetch_add(1, Ordering::Relaxed);
         self.lease.memory.write(offset, data)
     }

@@ -20,6 +20,7 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -121,6 +122,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         is_over: false,
         patience: Patience::default(),
     };
+    connection.input.charge_to(budget);
     poll_fn(|context| connection.pass(context)).await
 }
 
@@ -204,6 +206,7 @@ impl<'a, S> Transmission<'a, S> {
             }
             self.ended(&piece, result)?;
         }
+        self.input.reclaim(self.later.is_empty());
         Ok(())
     }
 
@@ -226,9 +229,9 @@ impl<'a, S> Transmission<'a, S> {
                 self.dividing = Some(self.wholes.divide(request, structured, failed));
                 continue;
             }
-            let length = HEADER + request.payload();
-            if self.input.bytes().len() < length {
-                self.input.expect(length);
+            let payload = request.payload();
+            if self.input.bytes().len() < HEADER + payload {
+                self.input.expect(HEADER + payload);
                 break;
             }
             let checked = request.check(self.session.export, self.session.status);
@@ -238,8 +241,9 @@ impl<'a, S> Transmission<'a, S> {
                 break;
             }
             self.patience.came();
-            self.answer(request, checked)?;
-            self.input.consume(length);
+            self.input.consume(HEADER);
+            let payload = self.input.take(payload);
+            self.answer(request, payload, checked)?;
             answered = true;
         }
         Ok(answered)
@@ -285,20 +289,18 @@ impl<'a, S> Transmission<'a, S> {
                 dividing.done += piece.request.length;
             }
             match (has_failed, is_write) {
-                (true, _) => {}
+                (true, true) => self.input.consume(length),
+                (true, false) => {}
                 (false, true) => {
                     self.wholes.begun(number);
-                    let done =
-                        self.layer.write(piece.request.offset, &self.input.bytes()[..length]);
+                    let payload = self.input.take(length);
+                    let done = self.layer.write(piece.request.offset, payload);
                     self.done(piece, done)?;
                 }
                 (false, false) => {
                     self.wholes.begun(number);
                     self.read(piece)?;
                 }
-            }
-            if is_write {
-                self.input.consume(length);
             }
             has_done = true;
         }
@@ -325,6 +327,7 @@ impl<'a, S> Transmission<'a, S> {
     fn answer(
         &mut self,
         request: Request,
+        payload: Bytes,
         checked: Result<Command, Errno>,
     ) -> Result<(), ServeError> {
         let piece = Piece { request, of: None };
@@ -344,9 +347,7 @@ impl<'a, S> Transmission<'a, S> {
                 self.is_over = true;
                 return Ok(());
             }
-            Command::Write => {
-                layer.write(offset, &self.input.bytes()[HEADER..HEADER + request.payload()])
-            }
+            Command::Write => layer.write(offset, payload),
             Command::Trim => layer.zero(offset, length, Zeros::Trim),
             Command::WriteZeroes => layer.zero(offset, length, Zeros::Write),
             Command::Flush => layer.flush(),
@@ -479,10 +480,10 @@ impl<'a, S> Transmission<'a, S> {
 }
 
 impl Request {
-    /// Memory that the request holds while it is in flight, in bytes.
+    /// Memory that the request holds while it is in flight, in bytes. The payload of a write stays
+    /// in the buffer into which it was received.
     fn length_held(&self) -> usize {
-        let brings = matches!(self.command, Some(Command::Read | Command::Write));
-        if brings { self.length as usize } else { 0 }
+        if self.command == Some(Command::Read) { self.length as usize } else { 0 }
     }
 }
 

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use common::{SingleExport, listen};
 use pageserver::client::ClientError;
 use pageserver::layer::{Layer, Zeros};
@@ -25,6 +26,7 @@ use pageserver::layers::seal::Seal;
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::Errno;
 use pageserver::nbd::request::Command;
+use pageserver::order::Ordered;
 use pageserver::repository::{Client, ROOM, Repository};
 use pageserver::server::{Catalogue, Who};
 
@@ -48,8 +50,8 @@ async fn is_a_disk(layer: Arc<dyn Layer>) {
                 copy[range].fill(0);
             }
             1..4 => {
-                let data: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
-                client.write(offset as u64, &data).await.unwrap();
+                let data: Bytes = (0..length).map(|_| random.u8(..)).collect();
+                client.write(offset as u64, data.clone()).await.unwrap();
                 copy[range].copy_from_slice(&data);
             }
             4 => client.order(Command::Flush, 0, 0, 0).await.unwrap(),
@@ -113,7 +115,7 @@ async fn zeroed_pages_take_nothing_in_a_repository_and_are_not_read_there() {
     let refused = remote.zero(0, 4096, Zeros::Write).result().await;
     assert_eq!(refused, Err(Errno::NotSupported), "a place that it frees holds no zeros");
     let seal = Seal::over(remote.clone()).unwrap();
-    seal.write(0, &[1; ALL]).result().await.unwrap();
+    seal.write(0, vec![1; ALL].into()).result().await.unwrap();
     let mut copy = vec![1; ALL];
     for (page, zeros) in [(2, Zeros::Write), (3, Zeros::Write), (6, Zeros::Trim)] {
         seal.zero(page * 4096, 4096, zeros).result().await.unwrap();
@@ -139,7 +141,7 @@ async fn a_write_that_ends_after_the_page_was_zeroed_does_not_bring_its_content_
         let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
         let slow = Arc::new(FaultLayer::over(Arc::new(Memory::new(SIZE)), faults));
         let seal = Seal::over(slow.clone()).unwrap();
-        let mut write = Box::pin(seal.write(at, &[1; 4096]).result());
+        let mut write = Box::pin(seal.write(at, vec![1; 4096].into()).result());
         assert!(poll_once(&mut write).await.is_pending());
         let mut zero = Box::pin(seal.zero(at, length, Zeros::Write).result());
         assert!(poll_once(&mut zero).await.is_pending());
@@ -148,7 +150,7 @@ async fn a_write_that_ends_after_the_page_was_zeroed_does_not_bring_its_content_
         assert_eq!((written, zeroed), (Ok(()), Ok(())));
         let read = pageserver::layer::read(&seal, at, 4096).await.unwrap();
         assert_eq!(read, [0; 4096], "{length} bytes");
-        seal.write(at, &[2; 4096]).result().await.unwrap();
+        seal.write(at, vec![2; 4096].into()).result().await.unwrap();
         let read = pageserver::layer::read(&seal, at, 8192).await;
         assert_eq!(read.is_ok(), length > 4096, "the next page is known if it was zeroed too");
         assert_eq!(pageserver::layer::read(&seal, at, 4096).await.unwrap(), [2; 4096]);
@@ -181,7 +183,7 @@ async fn what_makes_no_sense_is_refused() {
     refused(client.read(SIZE - 10, 20).await.map(|_| ()), Errno::Invalid);
     refused(client.read(u64::MAX - 10, 20).await.map(|_| ()), Errno::Invalid);
     refused(client.read(0, (32 << 20) + 1).await.map(|_| ()), Errno::Invalid);
-    refused(client.write(SIZE - 10, &[1; 20]).await, Errno::NoSpace);
+    refused(client.write(SIZE - 10, vec![1; 20].into()).await, Errno::NoSpace);
     refused(client.order(Command::Trim, 0, SIZE, 1).await, Errno::NoSpace);
     refused(client.order(Command::Trim, 1 << 15, 0, 512).await, Errno::Invalid);
     assert_eq!(client.read(0, 16).await.unwrap(), [0; 16]);
@@ -193,7 +195,7 @@ async fn a_lease_is_found_by_its_capability_alone() {
     let server = listen(repository.clone());
     let first = server.client("lease/2").await.unwrap();
     assert_eq!(first.session().export.size, 2 * SLAB as u64);
-    first.write(4096, b"a secret").await.unwrap();
+    first.write(4096, Bytes::from_static(b"a secret")).await.unwrap();
     let capability = first.session().name.clone();
     assert_eq!(capability.len(), 64);
     let again = server.client(&capability).await.unwrap();
@@ -219,7 +221,7 @@ async fn a_client_has_no_more_than_its_quota_however_many_leases_it_has() {
     let told = |who| [ROOM, "lease/2"].map(|name| repository.find(name, who).map(|e| e.size));
     assert_eq!(told(&own), [Some(0), None]);
     assert_eq!(told(&other), [Some(2 * SLAB as u64); 2]);
-    first.write(0, b"something").await.unwrap();
+    first.write(0, Bytes::from_static(b"something")).await.unwrap();
     first.read(0, 9).await.unwrap();
     let clients = repository.clients();
     assert_eq!(clients[&own], Client { leases: 2, slabs: 2, reads: 1, writes: 1 });
@@ -232,7 +234,7 @@ async fn a_lease_ends_with_its_last_connection_and_the_next_one_holds_zeros() {
     let server = listen(repository.clone());
     let (first, connection) = server.connect("lease/2").await.unwrap();
     let running = tokio::spawn(connection.run());
-    first.write(SLAB as u64, b"a secret").await.unwrap();
+    first.write(SLAB as u64, Bytes::from_static(b"a secret")).await.unwrap();
     let capability = first.session().name.clone();
     running.abort();
     waits_for("the slabs to be free again", || repository.lent().free == 2).await;
@@ -247,12 +249,12 @@ async fn memory_that_is_taken_back_cannot_be_read() {
     let repository = Arc::new(Repository::new(2, 2).unwrap());
     let server = listen(repository.clone());
     let client = server.client("lease/2").await.unwrap();
-    client.write(0, b"first").await.unwrap();
-    client.write(SLAB as u64, b"second").await.unwrap();
+    client.write(0, Bytes::from_static(b"first")).await.unwrap();
+    client.write(SLAB as u64, Bytes::from_static(b"second")).await.unwrap();
     assert_eq!(repository.take_back(1), 1);
     assert_eq!(client.read(0, 5).await.unwrap(), b"first");
     assert!(matches!(client.read(SLAB as u64, 6).await, Err(ClientError::Refused(Errno::Io))));
-    assert!(client.write(SLAB as u64, b"second").await.is_err());
+    assert!(client.write(SLAB as u64, Bytes::from_static(b"second")).await.is_err());
     assert_eq!(repository.take_back(5), 1);
     assert!(client.read(0, 5).await.is_err());
 }
@@ -262,15 +264,15 @@ async fn of_what_is_taken_back_there_is_notice_and_pages_go_elsewhere() {
     let repository = Arc::new(Repository::new(3, 2).unwrap());
     let server = listen(repository.clone());
     let client = server.client("lease/2").await.unwrap();
-    client.write(SLAB as u64, b"second").await.unwrap();
+    client.write(SLAB as u64, Bytes::from_static(b"second")).await.unwrap();
     // The free slab is taken at once, and one slab gets notice.
     assert_eq!(repository.give_notice(2), 2);
     let lent = repository.lent();
     assert_eq!((lent.free, lent.lent, lent.leaving), (0, 2, 1));
     assert_eq!(client.read(SLAB as u64, 6).await.unwrap(), b"second");
-    let refused = client.write(SLAB as u64, b"more").await;
+    let refused = client.write(SLAB as u64, Bytes::from_static(b"more")).await;
     assert!(matches!(refused, Err(ClientError::Refused(Errno::NoSpace))), "{refused:?}");
-    client.write(0, b"first").await.unwrap();
+    client.write(0, Bytes::from_static(b"first")).await.unwrap();
     assert_eq!(repository.take_back_noticed(), 1);
     assert!(client.read(SLAB as u64, 6).await.is_err());
     assert_eq!(client.read(0, 5).await.unwrap(), b"first");
@@ -290,7 +292,7 @@ async fn pages_of_slabs_that_leave_with_notice_or_without_find_room_elsewhere() 
     let write = async |value: u8| {
         let mut refused = 0;
         for page in 0..COUNT {
-            let written = remote.write(page * 4096, &[value; 4096]).result().await;
+            let written = remote.write(page * 4096, vec![value; 4096].into()).result().await;
             refused += usize::from(written.is_err());
         }
         refused
@@ -329,9 +331,9 @@ async fn a_slab_that_was_taken_back_refuses_one_write_and_is_left_alone_from_the
     waits_for("both repositories", || remote.connected() == 2).await;
     // Of several pages in one slab, one write is refused, and the other pages stay where they
     // are.
-    remote.write(0, &[1; 3 * 4096]).result().await.unwrap();
+    remote.write(0, vec![1; 3 * 4096].into()).result().await.unwrap();
     assert_eq!(large.give_notice(SLABS), SLABS);
-    assert!(remote.write(4096, &[2; 4096]).result().await.is_err());
+    assert!(remote.write(4096, vec![2; 4096].into()).result().await.is_err());
     assert_eq!(remote.pages(), 2);
     for page in [0, 2] {
         let read = pageserver::layer::read(&remote, page * 4096, 4096).await;
@@ -339,7 +341,7 @@ async fn a_slab_that_was_taken_back_refuses_one_write_and_is_left_alone_from_the
     }
     let mut refused = 1;
     for page in 0..1000 {
-        let written = remote.write(page * 4096, &[3; 4096]).result().await;
+        let written = remote.write(page * 4096, vec![3; 4096].into()).result().await;
         refused += usize::from(written.is_err());
     }
     assert!(refused <= SLABS, "{refused} writes were refused by {SLABS} slabs");
@@ -352,15 +354,15 @@ async fn who_is_not_admitted_writes_nothing_there_and_reads_nothing_old() {
     let server = listen(repository.clone());
     let remote = Remote::new(SLAB as u64, vec![Address::Unix(server.socket.clone())]);
     waits_for("the repository", || remote.connected() == 1).await;
-    remote.write(0, &[1; 4096]).result().await.unwrap();
-    remote.write(4096, &[1; 4096]).result().await.unwrap();
+    remote.write(0, vec![1; 4096].into()).result().await.unwrap();
+    remote.write(4096, vec![1; 4096].into()).result().await.unwrap();
     remote.admit(false);
-    assert!(remote.write(0, &[2; 4096]).result().await.is_err());
+    assert!(remote.write(0, vec![2; 4096].into()).result().await.is_err());
     assert!(pageserver::layer::read(&remote, 0, 4096).await.is_err(), "what is old is forgotten");
     // A page that was written before and has not changed is still valid.
     assert_eq!(pageserver::layer::read(&remote, 4096, 4096).await.unwrap(), [1; 4096]);
     remote.admit(true);
-    remote.write(0, &[3; 4096]).result().await.unwrap();
+    remote.write(0, vec![3; 4096].into()).result().await.unwrap();
     assert_eq!(pageserver::layer::read(&remote, 0, 4096).await.unwrap(), [3; 4096]);
 }
 
@@ -373,11 +375,11 @@ async fn a_repository_that_says_nothing_is_left_and_one_that_answers_again_is_ha
     waits_for("the repository", || remote.connected() == 1).await;
     let begun = Instant::now();
     // The write would wait for ever; it fails when the connection is given up.
-    assert!(remote.write(0, &[1; 4096]).result().await.is_err());
+    assert!(remote.write(0, vec![1; 4096].into()).result().await.is_err());
     assert!(begun.elapsed() > Duration::from_secs(5), "who is slow is not left at once");
     fault.set(InjectedFaults::default());
     waits_for("it to be had again", || remote.connected() == 1).await;
-    remote.write(0, &[2; 4096]).result().await.unwrap();
+    remote.write(0, vec![2; 4096].into()).result().await.unwrap();
     assert_eq!(pageserver::layer::read(&remote, 0, 4096).await.unwrap(), [2; 4096]);
 }
 
@@ -393,7 +395,7 @@ async fn what_a_repository_loses_comes_back_to_another_one_as_it_is_read() {
     let below = Arc::new(Memory::new(2 * SLAB as u64));
     let disk = WriteThrough::new(seal.clone(), below);
     for page in 0..COUNT {
-        disk.write(page * 4096, &[page as u8; 4096]).result().await.unwrap();
+        disk.write(page * 4096, vec![page as u8; 4096].into()).result().await.unwrap();
     }
     let read_all = async || {
         let before = disk.counters().near.load(Ordering::Relaxed);
@@ -428,12 +430,12 @@ async fn what_a_read_brings_is_not_kept_where_a_write_has_begun_meanwhile() {
     let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
     let slow = Arc::new(FaultLayer::over(Arc::new(Memory::new(SIZE)), faults));
     let near = Arc::new(Seal::over(Arc::new(Memory::new(SIZE))).unwrap());
-    let disk = WriteThrough::new(near.clone(), slow.clone());
+    let disk = Ordered::over(Arc::new(WriteThrough::new(near.clone(), slow.clone())));
     let read = pageserver::layer::read(&disk, 0, 4096);
     // The read goes below, because the near layer does not know the page yet.
     let mut read = Box::pin(read);
     assert!(poll_once(&mut read).await.is_pending());
-    let mut write = Box::pin(disk.write(0, &[2; 4096]).result());
+    let mut write = Box::pin(disk.write(0, vec![2; 4096].into()).result());
     assert!(poll_once(&mut write).await.is_pending());
     slow.set(InjectedFaults::default());
     // The near layer has the written page, in either order of the two requests below.

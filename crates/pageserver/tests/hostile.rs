@@ -8,6 +8,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use common::raw::{self, choose, flags, go, greet, hear, option, option_of_length, to_the_end};
 use common::{LIMIT, Listening, SingleExport, listen, listen_with};
 use pageserver::client::ClientError;
@@ -30,7 +31,7 @@ fn disk() -> Arc<SingleExport> {
 /// An honest client is still served.
 async fn still_serves(server: &Listening) {
     let client = timeout(LIMIT, server.client("disk")).await.unwrap().unwrap();
-    client.write(0, b"honest").await.unwrap();
+    client.write(0, Bytes::from_static(b"honest")).await.unwrap();
     assert_eq!(client.read(0, 6).await.unwrap(), b"honest");
 }
 
@@ -211,7 +212,7 @@ async fn ten_thousand_connections_too_many_harm_nobody() {
             })
         });
         let crowd: Vec<_> = crowd.collect();
-        clients[turn % PLACES].write(0, &[1; 512]).await.unwrap();
+        clients[turn % PLACES].write(0, vec![1; 512].into()).await.unwrap();
         for one in crowd {
             timeout(LIMIT, one).await.unwrap().unwrap();
         }
@@ -247,7 +248,7 @@ async fn nothing_beyond_the_end_is_read_or_written() {
             assert!(matches!(done, Err(ClientError::Refused(Errno::NoSpace))), "{offset}+{length}");
         }
         if length <= 8192 {
-            let written = client.write(offset, &vec![1; length as usize]).await;
+            let written = client.write(offset, vec![1; length as usize].into()).await;
             assert!(matches!(written, Err(ClientError::Refused(Errno::NoSpace))));
         }
     }
@@ -266,11 +267,11 @@ async fn the_longest_payloads_go_in_pieces() {
     let content: Vec<u8> = (0..MAX_PAYLOAD).map(|i| (i / 4096 % 251) as u8).collect();
     let client = server.client("disk").await.unwrap();
     assert!(client.session().structured);
-    timeout(LIMIT, client.write(4096, &content)).await.unwrap().unwrap();
+    timeout(LIMIT, client.write(4096, content.clone().into())).await.unwrap().unwrap();
     let read = timeout(LIMIT, client.read(4096, MAX_PAYLOAD)).await.unwrap().unwrap();
     assert!(read == content, "something else was read");
     // An invalid write is skipped, and the next request is answered.
-    let beyond = client.write(size - 4096, &content).await;
+    let beyond = client.write(size - 4096, content.clone().into()).await;
     assert!(matches!(beyond, Err(ClientError::Refused(Errno::NoSpace))), "{beyond:?}");
     let mut simple = at(&server, ConnectionPhase::Requests).await;
     simple.write_all(&raw::request(Command::Read, 1, 4096, MAX_PAYLOAD)).await.unwrap();
@@ -301,7 +302,7 @@ impl Layer for Half {
         self.0.read(offset, into)
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         self.0.write(offset, data)
     }
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use common::{LIMIT, SingleExport, listen, waits_for};
 use pageserver::layer::{self, Answer, Layer, Read, Zeros};
 use pageserver::layers::memory::{Memory, SLAB};
@@ -113,13 +114,12 @@ impl Layer for Liar {
         }
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         match self.random(10) {
             0 => Answer::Now(Err(Errno::Io)),
             1 => Answer::Later(Box::pin(std::future::pending())),
             2 => Answer::Now(Ok(())),
             3 => {
-                let data = data.to_vec();
                 let late = Duration::from_millis(self.random(300));
                 Answer::Later(Box::pin(async move {
                     sleep(late).await;
@@ -128,7 +128,7 @@ impl Layer for Liar {
                 }))
             }
             _ => {
-                self.is_told(offset, data);
+                self.is_told(offset, &data);
                 Answer::Now(Ok(()))
             }
         }
@@ -164,7 +164,7 @@ async fn sees_what_was_written(
             }
             1..4 => {
                 copy[part.clone()].fill_with(|| random.u8(..));
-                layer.write(offset, &copy[part]).result().await.unwrap();
+                layer.write(offset, copy[part].to_vec().into()).result().await.unwrap();
             }
             _ => {
                 let read = layer::read(layer, offset, length).await.unwrap();
@@ -322,7 +322,7 @@ async fn what_is_sealed_is_nowhere_in_the_repositorys_memory() {
     let seal = Seal::over(remote.clone()).unwrap();
     let page = MARK.repeat(PAGE / MARK.len());
     for number in 0..PAGES {
-        seal.write(number * PAGE as u64, &page).result().await.unwrap();
+        seal.write(number * PAGE as u64, page.clone().into()).result().await.unwrap();
     }
     let data = layer::read(&seal, 0, SIZE as usize).await.unwrap();
     assert!(data.chunks_exact(MARK.len()).all(|part| part == MARK), "it cannot be read again");
@@ -344,7 +344,7 @@ async fn without_the_leases_name_nothing_is_read_and_nothing_is_left_for_the_nex
     let client = server.client("lease/2").await.unwrap();
     let secret = b"a secret".repeat(PAGE / 8);
     for at in [0, 7 * PAGE, SLAB - PAGE, SLAB, 2 * SLAB - PAGE] {
-        client.write(at as u64, &secret).await.unwrap();
+        client.write(at as u64, secret.clone().into()).await.unwrap();
     }
     let name = client.session().name.clone();
     let mut random = fastrand::Rng::with_seed(5);
@@ -383,7 +383,7 @@ async fn without_the_leases_name_nothing_is_read_and_nothing_is_left_for_the_nex
         assert!(read.iter().all(|byte| *byte == 0), "something is left");
     }
     // A write to a part of a page does not reveal old data in the rest of it.
-    next.write(7 * PAGE as u64 + 100, b"new").await.unwrap();
+    next.write(7 * PAGE as u64 + 100, Bytes::from_static(b"new")).await.unwrap();
     let read = next.read(7 * PAGE as u64, PAGE as u32).await.unwrap();
     assert!(read.iter().filter(|byte| **byte != 0).count() == 3);
 }
@@ -391,9 +391,9 @@ async fn without_the_leases_name_nothing_is_read_and_nothing_is_left_for_the_nex
 #[tokio::test]
 async fn what_was_not_written_through_a_seal_is_not_read_through_it() {
     let below = Arc::new(Memory::new(SIZE));
-    below.write(0, &[7; PAGE]).result().await.unwrap();
+    below.write(0, vec![7; PAGE].into()).result().await.unwrap();
     let first = Arc::new(Seal::over(below.clone()).unwrap());
-    first.write(PAGE as u64, &[8; PAGE]).result().await.unwrap();
+    first.write(PAGE as u64, vec![8; PAGE].into()).result().await.unwrap();
     let server = listen(Arc::new(SingleExport("sealed", Arc::new(Seal::over(below).unwrap()))));
     let client = server.client("sealed").await.unwrap();
     for page in 0..2 {

@@ -254,7 +254,7 @@ async fn a_server_that_takes_nothing_is_asked_no_more_than_so_much() {
     let (client, mut theirs) = connected().await;
     let data = vec![1; 1 << 20];
     let mut ask = async |cookie: usize| {
-        let asked = timeout(Duration::from_millis(1), client.write(0, &data)).await;
+        let asked = timeout(Duration::from_millis(1), client.write(0, data.clone().into())).await;
         // The server reports a write as done that it has not even read.
         theirs.write_all(&simple_reply(0, cookie as u64)).await.unwrap();
         match asked {

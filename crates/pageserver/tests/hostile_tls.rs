@@ -8,6 +8,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use common::certificates::{Authority, CLIENT, CertificateSpec, SERVER, Usage};
 use common::raw::{self, flags, go, greet, hear, option, option_reply as reply, to_the_end};
 use common::{LIMIT, Listening, SingleExport, listen, listen_with};
@@ -66,7 +67,7 @@ async fn gets_in(server: &Listening, connector: &Connector, host: &str) -> bool 
     let client = timeout(LIMIT, server.tls_client("disk", (connector, host))).await.unwrap();
     match client {
         Ok(client) => {
-            client.write(0, b"by TLS").await.unwrap();
+            client.write(0, Bytes::from_static(b"by TLS")).await.unwrap();
             client.read(0, 6).await.unwrap() == b"by TLS"
         }
         Err(ClientError::Gone(_) | ClientError::Tls(_)) => false,
@@ -406,7 +407,7 @@ async fn new_keys_on_both_sides_cost_no_lease_and_give_no_second_quota() {
     let connector = Connector::new(&files).unwrap();
     let with = (&connector, "localhost");
     let lease = server.tls_client("lease/1", with).await.unwrap();
-    lease.write(0, b"a page").await.unwrap();
+    lease.write(0, Bytes::from_static(b"a page")).await.unwrap();
     renew(&own, "server", SERVER);
     renew(&files, "client", CLIENT);
     assert_eq!(lease.read(0, 6).await.unwrap(), b"a page", "the lease is lost with the key");

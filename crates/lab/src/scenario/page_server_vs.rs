@@ -13,6 +13,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use pageserver::layer::Layer;
 use pageserver::layers::memory::Memory;
 use pageserver::layers::seal::{PAGE, Seal};
@@ -197,10 +198,12 @@ fn write_us(layer: &dyn Layer) -> f64 {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() else {
         return f64::NAN;
     };
-    let page = [0x5a; PAGE];
+    static PAGE_OF_ONE_VALUE: [u8; PAGE] = [0x5a; PAGE];
+    let page = Bytes::from_static(&PAGE_OF_ONE_VALUE);
     let pages = layer.size() / PAGE as u64;
-    let write = |number: u64| async move {
-        layer.write(number % pages * PAGE as u64, &page).result().await.is_ok()
+    let write = |number: u64| {
+        let written = layer.write(number % pages * PAGE as u64, page.clone());
+        async move { written.result().await.is_ok() }
     };
     runtime.block_on(async {
         for number in 0..pages {

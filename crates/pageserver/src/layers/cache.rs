@@ -17,13 +17,14 @@
 //!
 //! A sample of the reads shows what a larger capacity would be worth (SHARDS, `pages::shards`).
 //!
-//! A write evicts the page. A page is not cached if a write to it overlaps the read from below:
-//! the page read may be old.
+//! A write evicts the page. No write to a page overlaps a read of it ([`order`](crate::order)), so
+//! the pages that a read brings from below are current.
 
 use std::hash::RandomState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use pages::curve::MissRatioCurve;
 use pages::shards::Shards;
 use quick_cache::unsync::Cache as Index;
@@ -34,7 +35,6 @@ use crate::layer::{self, Answer, Layer, Read, Zeros};
 use crate::layers::memory::SLAB;
 use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
-use crate::writes::{Writes, Writing};
 
 const PAGE: usize = 4096;
 const PAGES: usize = SLAB / PAGE;
@@ -268,7 +268,6 @@ pub struct Cache {
     below: Arc<dyn Layer>,
     space: Arc<Space>,
     disk: u64,
-    writes: Writes,
 }
 
 impl Cache {
@@ -276,7 +275,7 @@ impl Cache {
     #[must_use]
     pub fn over(below: Arc<dyn Layer>, space: Arc<Space>) -> Self {
         let disk = u64::from(space.disks.fetch_add(1, Ordering::Relaxed)) << 48;
-        Self { below, space, disk, writes: Writes::default() }
+        Self { below, space, disk }
     }
 
     /// Copies the range out of the cache; `false`: a part of it is not cached.
@@ -297,40 +296,23 @@ impl Cache {
     }
 
     async fn miss(&self, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
-        let watch = self.writes.watch(offset..offset + length as u64);
         let data = layer::read(&*self.below, offset, length).await?;
-        watch.if_untouched(|| {
-            let mut held = self.space.held();
-            let begin = usize::try_from(offset.next_multiple_of(PAGE as u64) - offset).unwrap_or(0);
-            let pages = data.get(begin..).unwrap_or_default().chunks_exact(PAGE);
-            for (page, content) in (offset.div_ceil(PAGE as u64)..).zip(pages) {
-                held.keep(self.disk | page, content);
-            }
-        });
+        let mut held = self.space.held();
+        let begin = usize::try_from(offset.next_multiple_of(PAGE as u64) - offset).unwrap_or(0);
+        let pages = data.get(begin..).unwrap_or_default().chunks_exact(PAGE);
+        for (page, content) in (offset.div_ceil(PAGE as u64)..).zip(pages) {
+            held.keep(self.disk | page, content);
+        }
+        drop(held);
         Ok(data)
     }
 
-    /// Begins a write to these bytes and drops their pages from the cache.
-    fn begin(&self, offset: u64, length: u64) -> Writing {
-        let end = offset + length;
-        let drop_pages = || {
-            let mut held = self.space.held();
-            for page in offset / PAGE as u64..end.div_ceil(PAGE as u64) {
-                held.drop_page(self.disk | page);
-            }
-        };
-        self.writes.begin(offset..end, drop_pages).0
-    }
-}
-
-/// Keeps `writing` until the layer below has answered.
-fn during(writing: Writing, answer: Answer<'_>) -> Answer<'_> {
-    match answer {
-        Answer::Now(result) => Answer::Now(result),
-        Answer::Later(future) => Answer::Later(Box::pin(async move {
-            let _writing = writing;
-            future.await
-        })),
+    /// Drops the pages of these bytes from the cache.
+    fn drop_pages(&self, offset: u64, length: u64) {
+        let mut held = self.space.held();
+        for page in offset / PAGE as u64..(offset + length).div_ceil(PAGE as u64) {
+            held.drop_page(self.disk | page);
+        }
     }
 }
 
@@ -361,14 +343,14 @@ impl Layer for Cache {
         Read::Later(Box::pin(self.miss(offset, length)))
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
-        let writing = self.begin(offset, data.len() as u64);
-        during(writing, self.below.write(offset, data))
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
+        self.drop_pages(offset, data.len() as u64);
+        self.below.write(offset, data)
     }
 
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
-        let writing = self.begin(offset, length);
-        during(writing, self.below.zero(offset, length, zeros))
+        self.drop_pages(offset, length);
+        self.below.zero(offset, length, zeros)
     }
 
     fn flush(&self) -> Answer<'_> {
@@ -393,7 +375,7 @@ mod tests {
         space.set_capacity(capacity).await;
         let below = Memory::new(SIZE);
         for page in 0..SIZE / PAGE as u64 {
-            let written = below.write(page * PAGE as u64, &page.to_le_bytes());
+            let written = below.write(page * PAGE as u64, page.to_le_bytes().to_vec().into());
             assert!(matches!(written, Answer::Now(Ok(()))));
         }
         let cache = Cache::over(Arc::new(below), space.clone());
@@ -414,7 +396,7 @@ mod tests {
         let (space, cache) = cache(SLAB as u64).await;
         assert_eq!((page(&cache, 5).await, page(&cache, 5).await), (5, 5));
         assert_eq!((hits(&space), space.pages()), (1, 1));
-        cache.write(5 * PAGE as u64, &[9; 8]).result().await.unwrap();
+        cache.write(5 * PAGE as u64, vec![9; 8].into()).result().await.unwrap();
         assert_eq!(space.pages(), 0);
         assert_eq!(page(&cache, 5).await, u64::from_le_bytes([9; 8]));
         cache.zero(5 * PAGE as u64, PAGE as u64, Zeros::Write).result().await.unwrap();
@@ -479,16 +461,5 @@ mod tests {
         let other = Cache::over(Arc::new(Memory::new(SIZE)), space);
         assert_eq!(page(&other, 3).await, 0);
         assert_eq!(page(&first, 3).await, 3);
-    }
-
-    #[tokio::test]
-    async fn what_is_read_while_it_is_written_is_not_kept() {
-        let (space, cache) = cache(SLAB as u64).await;
-        let writing = cache.begin(8 * PAGE as u64, PAGE as u64);
-        assert_eq!(page(&cache, 8).await, 8);
-        assert_eq!(space.pages(), 0);
-        drop(writing);
-        assert_eq!(page(&cache, 8).await, 8);
-        assert_eq!(space.pages(), 1);
     }
 }

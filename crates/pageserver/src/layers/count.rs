@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use bytes::Bytes;
+
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::nbd::reply::Extent;
 
@@ -138,7 +140,7 @@ impl Layer for Count {
         }
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         let noted = (Instant::now(), &self.counters.writes, data.len() as u64);
         self.answer(noted, self.below.write(offset, data))
     }
@@ -168,7 +170,7 @@ mod tests {
     #[test]
     fn what_goes_through_is_counted() {
         let count = Count::over(Arc::new(Memory::new(1 << 20)));
-        assert!(matches!(count.write(0, &[1; 8192]), Answer::Now(Ok(()))));
+        assert!(matches!(count.write(0, vec![1; 8192].into()), Answer::Now(Ok(()))));
         assert!(matches!(count.read(0, &mut [0; 4096]), Read::Now(Ok(()))));
         assert!(matches!(count.zero(0, 4096, Zeros::Trim), Answer::Now(Ok(()))));
         let counters = count.counters();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{Mutex, watch};
 use tokio::task::spawn_blocking;
 
@@ -90,11 +91,10 @@ impl Layer for FaultLayer {
         }))
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
-        let data = data.to_vec();
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         Answer::Later(Box::pin(async move {
             self.suffer(None).await?;
-            self.below.write(offset, &data).result().await
+            self.below.write(offset, data).result().await
         }))
     }
 

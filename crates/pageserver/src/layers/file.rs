@@ -6,8 +6,8 @@
 //! bytes may be dirty; beyond that, writes wait for the disk. Pages that have been written back
 //! leave the page cache: a host that is short of memory has none for copies of swap.
 //!
-//! Writes to the same bytes land in the order in which they came, even if the connection of one
-//! of them has broken meanwhile: a thread that writes is not stopped.
+//! A thread that writes cannot be stopped. So a write has ended when its future has, and not when
+//! that is dropped ([`order`](crate::order)).
 //!
 //! The kernel reports a failed writeback once, and may drop the dirty pages. From then on the
 //! file may hold old content, so all reads and writes fail.
@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use bytes::Bytes;
 use rustix::fs::{Advice, FallocateFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 use tokio::sync::Mutex;
@@ -29,7 +30,6 @@ use tokio::task::spawn_blocking;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
-use crate::writes::{Writes, Writing};
 
 /// Dirty bytes after which the disk is synced.
 const MOST_DIRTY: u64 = 64 << 20;
@@ -46,7 +46,6 @@ pub struct File {
     is_cached_above: bool,
     /// Held by the task that syncs the disk.
     catching_up: Mutex<()>,
-    writes: Writes,
 }
 
 #[derive(Debug)]
@@ -70,7 +69,6 @@ impl File {
             open: Arc::new(open),
             is_cached_above: false,
             catching_up: Mutex::new(()),
-            writes: Writes::default(),
         }
     }
 
@@ -96,22 +94,11 @@ impl File {
         done.await.map_err(|_| Errno::Io)?.map_err(|error| errno(&error))
     }
 
-    /// Changes these bytes, after all earlier changes of them have ended.
-    fn change(
-        &self,
-        (offset, length): (u64, u64),
-        what: impl FnOnce(&Open) -> io::Result<()> + Send + 'static,
-    ) -> Answer<'_> {
-        let (writing, ()) = self.writes.begin(offset..offset + length, || ());
+    /// Changes the content, once few enough bytes are dirty.
+    fn change(&self, what: impl FnOnce(&Open) -> io::Result<()> + Send + 'static) -> Answer<'_> {
         Answer::Later(Box::pin(async move {
-            writing.turn().await;
             self.catch_up(MOST_DIRTY).await?;
-            self.slowly(move |open| {
-                // The task that waits for this may be gone.
-                let _writing: Writing = writing;
-                what(open)
-            })
-            .await
+            self.slowly(what).await
         }))
     }
 
@@ -216,13 +203,12 @@ impl Layer for File {
         }))
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
-        let data = data.to_vec();
-        self.change((offset, data.len() as u64), move |open| open.write(offset, &data))
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
+        self.change(move |open| open.write(offset, &data))
     }
 
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
-        self.change((offset, length), move |open| open.zero(offset, length, zeros))
+        self.change(move |open| open.zero(offset, length, zeros))
     }
 
     fn flush(&self) -> Answer<'_> {
@@ -252,39 +238,5 @@ impl Layer for File {
             at = until;
         }
         extents
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-mod tests {
-    use std::sync::mpsc;
-
-    use futures_util::FutureExt;
-    use tokio::runtime::Builder;
-
-    use super::*;
-
-    #[test]
-    fn a_write_whose_connection_has_broken_does_not_land_after_a_later_one() {
-        let runtime = Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
-        runtime.block_on(async {
-            let file = tempfile::tempfile().unwrap();
-            file.set_len(1 << 20).unwrap();
-            let file = File::new(Path::new("disk"), file, 1 << 20);
-            let (release, blocked) = mpsc::channel::<()>();
-            let disk = spawn_blocking(move || blocked.recv());
-            // This write is queued for the one thread, which is busy.
-            let mut first = Box::pin(file.write(0, &[1; 8192]).result());
-            assert!((&mut first).now_or_never().is_none());
-            drop(first);
-            let (second, ()) = file.writes.begin(4096..8192, || ());
-            assert!(second.turn().now_or_never().is_none(), "the first one may land after it");
-            release.send(()).unwrap();
-            disk.await.unwrap().unwrap();
-            second.turn().await;
-            let read = crate::layer::read(&file, 0, 8192).await.unwrap();
-            assert!(read == [1; 8192]);
-        });
     }
 }

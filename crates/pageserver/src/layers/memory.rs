@@ -8,6 +8,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use sys::slab::Slab;
 
 use crate::layer::{Answer, Layer, Read, Zeros};
@@ -244,8 +245,8 @@ impl Layer for Memory {
         Read::Now(Ok(()))
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
-        let mut rest = data;
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
+        let mut rest = &data[..];
         for part in parts(offset, data.len() as u64) {
             let (now, after) = rest.split_at(part.length);
             let mut slab = self.slab(part.slab);
@@ -316,7 +317,7 @@ mod tests {
 
     fn memory_of_three() -> Memory {
         let memory = Memory::new(3 * SLAB as u64);
-        assert!(matches!(memory.write(0, &[1]), Answer::Now(Ok(()))));
+        assert!(matches!(memory.write(0, vec![1].into()), Answer::Now(Ok(()))));
         memory
     }
 
@@ -326,7 +327,7 @@ mod tests {
         assert!(memory.take_last().is_some());
         assert_eq!([0, 1, 2].map(|slab| first_byte(&memory, slab)), [None, Some(0), Some(0)]);
         assert!(memory.take_last().is_none() && memory.take_noticed().is_empty());
-        assert!(matches!(memory.write(2 * SLAB as u64, &[3]), Answer::Now(Ok(()))));
+        assert!(matches!(memory.write(2 * SLAB as u64, vec![3].into()), Answer::Now(Ok(()))));
         assert_eq!([0, 1, 2].map(|slab| first_byte(&memory, slab)), [None, Some(0), Some(3)]);
     }
 
@@ -335,6 +336,6 @@ mod tests {
         let memory = memory_of_three();
         assert_eq!(memory.take_all().len(), 1);
         assert_eq!([0, 1, 2].map(|slab| first_byte(&memory, slab)), [None; 3]);
-        assert!(matches!(memory.write(SLAB as u64, &[3]), Answer::Now(Err(Errno::Io))));
+        assert!(matches!(memory.write(SLAB as u64, vec![3].into()), Answer::Now(Err(Errno::Io))));
     }
 }

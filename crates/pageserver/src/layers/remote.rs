@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::{BoxFuture, select, try_join_all};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
@@ -470,7 +471,7 @@ impl Layer for Remote {
         }
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         let pages = pages_of(offset, data.len() as u64);
         if !self.admits() {
             self.forget(pages);
@@ -480,11 +481,10 @@ impl Layer for Remote {
             self.forget(pages);
             return Answer::Now(Err(Errno::NoSpace));
         };
-        let data = data.to_vec();
         Answer::Later(Box::pin(async move {
             let write = async |run: &RemoteRun| {
-                let part = run.pages.start * PAGE..run.pages.end * PAGE;
-                let written = run.client.write(run.at(), &data[part]).await;
+                let part = data.slice(run.pages.start * PAGE..run.pages.end * PAGE);
+                let written = run.client.write(run.at(), part).await;
                 written.map_err(|error| self.failed(&error, run, pages.start))
             };
             try_join_all(runs.iter().map(write)).await.map(|_| ())

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, Tag, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
@@ -320,7 +321,7 @@ impl Layer for Seal {
         Read::Later(Box::pin(self.open(offset, pages)))
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         let first = offset / PAGE as u64;
         let mut sealed = data.to_vec();
         let mut marks = Vec::with_capacity(data.len() / PAGE);
@@ -332,13 +333,17 @@ impl Layer for Seal {
                 Err(errno) => return Answer::Now(Err(errno)),
             }
         }
-        Answer::Later(Box::pin(async move {
-            self.below.write(offset, &sealed).result().await?;
+        let done = move |result: Result<(), Errno>| {
+            result?;
             for (mark, place) in marks.into_iter().zip(first..) {
                 self.done(place, mark);
             }
             Ok(())
-        }))
+        };
+        match self.below.write(offset, sealed.into()) {
+            Answer::Now(result) => Answer::Now(done(result)),
+            Answer::Later(future) => Answer::Later(Box::pin(async move { done(future.await) })),
+        }
     }
 
     /// Records that the pages are zeros, and trims the range below.

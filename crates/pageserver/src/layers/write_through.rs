@@ -10,20 +10,19 @@
 //!
 //! A read that the near layer cannot answer is served from below, and its pages are written to
 //! the near layer again. So pages that were lost with a repository come back as they are needed.
-//! They are not written there if a write to the same pages is in flight, or has begun since the
-//! read did: the pages read may then be old.
+//! They are current, because no write to them overlaps the read ([`order`](crate::order)).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::{Either, join, join_all, select};
 use tokio::time::{sleep, timeout};
 
 use crate::layer::{self, Answer, Layer, Read, Zeros};
 use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
-use crate::writes::{Writes, Writing};
 
 /// How long a write waits for the near layer after the layer below has it.
 pub const PATIENCE: Duration = Duration::from_millis(100);
@@ -34,7 +33,6 @@ pub const HEDGE: Duration = Duration::from_millis(5);
 pub struct WriteThrough {
     near: Arc<dyn Layer>,
     below: Arc<dyn Layer>,
-    writes: Writes,
     counters: WriteThroughCounters,
 }
 
@@ -54,7 +52,7 @@ impl WriteThrough {
     #[must_use]
     pub fn new(near: Arc<dyn Layer>, below: Arc<dyn Layer>) -> Self {
         debug_assert_eq!(near.size(), below.size(), "two sizes of one export");
-        Self { near, below, writes: Writes::default(), counters: WriteThroughCounters::default() }
+        Self { near, below, counters: WriteThroughCounters::default() }
     }
 
     /// Number of reads by the layer that answered them.
@@ -63,34 +61,23 @@ impl WriteThrough {
         &self.counters
     }
 
-    /// Begins a write, in the near layer first: from then on that layer does not show older
-    /// content. Writes begin there one at a time.
-    fn begin<'a>(
-        &self,
-        (offset, length): (u64, u64),
-        near: impl FnOnce() -> Answer<'a>,
-    ) -> (Writing, Answer<'a>) {
-        self.writes.begin(offset..offset + length, near)
-    }
-
     /// Reads pages that the near layer lacks, and writes them there.
     async fn fetch(&self, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
-        let watch = self.writes.watch(offset..offset + length as u64);
-        let data = layer::read(&*self.below, offset, length).await?;
-        let near = watch.if_untouched(|| self.write_lacking(offset, &data)).unwrap_or_default();
+        let data = Bytes::from(layer::read(&*self.below, offset, length).await?);
+        let near = self.write_lacking(offset, &data);
         let near = join_all(near.into_iter().map(Answer::result));
         let _costs_time_only = timeout(HEDGE, near).await;
-        Ok(data)
+        Ok(data.into())
     }
 
     /// Writes to the near layer those parts of `data` that it lacks.
-    fn write_lacking<'a>(&'a self, offset: u64, data: &'a [u8]) -> Vec<Answer<'a>> {
+    fn write_lacking(&self, offset: u64, data: &Bytes) -> Vec<Answer<'_>> {
         let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let (mut answers, mut begin) = (Vec::new(), 0);
         for extent in self.near.extents(offset, length) {
             let end = data.len().min(begin + extent.length as usize);
             if extent.is_hole {
-                answers.push(self.near.write(offset + begin as u64, &data[begin..end]));
+                answers.push(self.near.write(offset + begin as u64, data.slice(begin..end)));
             }
             begin = end;
         }
@@ -128,9 +115,8 @@ impl WriteThrough {
 }
 
 /// Waits for both layers; the result is that of the layer below.
-fn both<'a>((writing, near): (Writing, Answer<'a>), below: Answer<'a>) -> Answer<'a> {
+fn both<'a>(near: Answer<'a>, below: Answer<'a>) -> Answer<'a> {
     Answer::Later(Box::pin(async move {
-        let _writing = writing;
         let near = async {
             let _costs_time_only = timeout(PATIENCE, near.result()).await;
         };
@@ -155,14 +141,15 @@ impl Layer for WriteThrough {
         Read::Later(Box::pin(self.read(offset, into.len())))
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
-        let begun = self.begin((offset, data.len() as u64), || self.near.write(offset, data));
-        both(begun, self.below.write(offset, data))
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
+        // The near layer comes first: from then on it does not show older content.
+        let near = self.near.write(offset, data.clone());
+        both(near, self.below.write(offset, data))
     }
 
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
-        let begun = self.begin((offset, length), || self.near.zero(offset, length, zeros));
-        both(begun, self.below.zero(offset, length, zeros))
+        let near = self.near.zero(offset, length, zeros);
+        both(near, self.below.zero(offset, length, zeros))
     }
 
     fn flush(&self) -> Answer<'_> {

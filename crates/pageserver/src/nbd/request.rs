@@ -99,14 +99,23 @@ impl Request {
         Ok(Some(request))
     }
 
+    /// The request without its payload.
+    #[must_use]
+    pub fn header(&self) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header[..4].copy_from_slice(&wire::REQUEST.to_be_bytes());
+        header[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        let number = self.command.map_or(u16::MAX, Command::number);
+        header[6..8].copy_from_slice(&number.to_be_bytes());
+        header[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        header[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        header[24..].copy_from_slice(&self.length.to_be_bytes());
+        header
+    }
+
     /// Appends the request to `out`; the caller appends the payload.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&wire::REQUEST.to_be_bytes());
-        out.extend_from_slice(&self.flags.to_be_bytes());
-        out.extend_from_slice(&self.command.map_or(u16::MAX, Command::number).to_be_bytes());
-        out.extend_from_slice(&self.cookie.to_be_bytes());
-        out.extend_from_slice(&self.offset.to_be_bytes());
-        out.extend_from_slice(&self.length.to_be_bytes());
+        out.extend_from_slice(&self.header());
     }
 
     /// Number of payload bytes that follow.

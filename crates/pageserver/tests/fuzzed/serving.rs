@@ -7,6 +7,7 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
+use bytes::Bytes;
 use pageserver::budget::{Account, Budget};
 use pageserver::buffer::Incoming;
 use pageserver::layer::{Answer, Layer, Read, Zeros};
@@ -81,9 +82,9 @@ impl Layer for Slow {
         }))
     }
 
-    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         let range = Self::range(offset, data.len() as u64);
-        self.0.lock().unwrap()[range].copy_from_slice(data);
+        self.0.lock().unwrap()[range].copy_from_slice(&data);
         Self::answer(offset)
     }
 
