@@ -7,6 +7,7 @@ pub mod config_files;
 pub mod curve_chart;
 pub mod daemon;
 pub mod disks;
+mod doctor;
 pub mod drivers;
 pub mod explain;
 mod helper;
