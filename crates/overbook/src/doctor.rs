@@ -218,21 +218,25 @@ pub(crate) fn examine(config: &Path, socket: &Path) -> Examination {
     };
     let (told, silent) = match ask(socket) {
         Ok(vms) => (Some(vms), None),
-        Err(ClientError::NoDaemon(_) | ClientError::NotPermitted(_)) => (None, None),
-        Err(error) => (None, Some(error.to_string())),
+        Err(ClientError::NoDaemon(_)) => (None, None),
+        Err(error) => (None, Some(error)),
     };
     let pids: Vec<u32> = look::processes().into_iter().collect();
     let files = sockets::survey(&spec.host.qmp, &pids);
     let mut vms: Vec<_> = pids.into_iter().filter_map(|pid| look::vm(pid, &files)).collect();
     complete(&mut vms, &spec, told.as_deref().unwrap_or_default());
+    if silent.is_some() {
+        // The client may be the daemon.
+        vms.iter_mut().for_each(|vm| vm.has_client = false);
+    }
     let tried = host::try_features();
     let facts = host::facts(&spec, &tried);
     let mut of_host: Vec<_> =
         faults.map(|count| host::of_configuration(count, config)).into_iter().collect();
-    of_host.extend(host::of_daemon(&spec, told.is_some(), silent));
+    of_host.extend(host::of_daemon(&spec, told.is_some(), silent.as_ref()));
     of_host.extend(host::of_directories(&spec, &files));
     of_host.extend(host::of_features(&tried, &vms));
-    of_host.extend(host::of_kernel(&spec));
+    of_host.extend(host::of_settings(&spec));
     let vms = vms.iter().map(|vm| ExaminedVm::of(vm, rules::diagnose(vm, &facts))).collect();
     Examination { has_daemon: told.is_some(), host: of_host, vms }
 }
@@ -258,8 +262,11 @@ fn complete(vms: &mut [VmFacts], spec: &Spec, told: &[VmStatus]) {
 /// The daemon's view of a VM: by the place at which the daemon has found it, or else by its name.
 fn status_of<'a>(vm: &VmFacts, told: &'a [VmStatus]) -> Option<&'a VmStatus> {
     let process = format!("/proc/{}", vm.pid);
+    // The daemon knows sockets by paths without links.
+    let sockets: Vec<_> =
+        vm.sockets.iter().map(|it| it.canonicalize().unwrap_or_else(|_| it.clone())).collect();
     let is_place =
-        |name: &str| name == process || vm.sockets.iter().any(|socket| socket.as_os_str() == name);
+        |name: &str| name == process || sockets.iter().any(|socket| socket.as_os_str() == name);
     let by_place = told.iter().find(|status| is_place(&status.name));
     let is_alone = vm.namesakes.is_empty();
     let by_name = || told.iter().find(|status| is_alone && Some(&status.name) == vm.name.as_ref());

@@ -1,7 +1,7 @@
 //! `overbook doctor`: each VM of the host, what it can have, and the line that mends what it lacks.
 //!
-//! Exit code 0: nothing is to be mended; 1: something is. A remedy is one line, whatever its
-//! length, so that it can be copied; all else fits 80 columns.
+//! Exit code 0: nothing is to be mended; 1: something is. A remedy is one line of any
+//! length, to be copied; all else fits 80 columns.
 
 use super::{context::Context, error::CliError, output::Output, table::table};
 use crate::doctor::{self, Availability, Capability, Diagnosis, Examination, ExaminedVm};

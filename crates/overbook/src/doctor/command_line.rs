@@ -1,4 +1,4 @@
-//! QEMU's command line, as far as it decides which of Overbook's mechanisms a VM can have.
+//! The options of QEMU's command line that decide which of Overbook's mechanisms a VM can have.
 //!
 //! Options have two forms: `key=value,key=value`, with a comma in a value written twice, and JSON
 //! (libvirt since 6.9 for `-object`, since 7.9 for `-device`). An unknown option is skipped. A

@@ -20,6 +20,8 @@ pub(super) struct VmFacts {
     pub(super) sockets: Vec<PathBuf>,
     /// Whether another program is connected to one of them.
     pub(super) has_client: bool,
+    /// QMP sockets of its command line with a client.
+    pub(super) in_use: Vec<PathBuf>,
     /// Other processes with the same name.
     pub(super) namesakes: Vec<u32>,
     /// The configuration of Proxmox for it.
@@ -168,6 +170,8 @@ pub(super) struct HostFacts {
     pub(super) no_paging: Option<String>,
     /// Why no VM with the shim can be tracked.
     pub(super) no_shim: Option<String>,
+    /// Why no VM with the shim is paged out.
+    pub(super) no_shim_paging: Option<String>,
     /// Whether the host is in a pool.
     pub(super) has_pool: bool,
     /// Lines of the local AppArmor rules for libvirt's QEMUs.

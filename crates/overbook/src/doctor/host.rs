@@ -9,9 +9,10 @@ use sys::features::{self, Feature};
 use sys::ksm::{Knob, Ksm};
 
 use super::facts::{HostFacts, VmFacts};
-use super::remedies::{self, Remedy};
+use super::remedies::{self, Remedy, quoted};
 use super::sockets::{SocketFile, SocketState};
 use super::{Capability, Cause, Diagnosis, look};
+use crate::client::ClientError;
 use crate::drivers::discovery;
 use crate::http::{Doors, ListenError, TokenError};
 use Capability::{Balloon, FreePages, Move, Paging, See, Sharing, Statistics, Tracking};
@@ -47,6 +48,7 @@ pub(super) fn facts(spec: &Spec, tried: &[Tried]) -> HostFacts {
         globs: spec.host.qmp.clone(),
         no_paging: missing(Feature::PagesOutside),
         no_shim: no_shim.into_iter().find_map(missing),
+        no_shim_paging: missing(Feature::MovesSwapped),
         has_pool: spec.pool.is_some(),
         apparmor: apparmor_rules(),
     }
@@ -90,7 +92,7 @@ pub(super) fn of_features(tried: &[Tried], vms: &[VmFacts]) -> Vec<Diagnosis> {
 fn of_feature(feature: Feature, why: &str, has_shim: bool, has_swap: bool) -> Option<Diagnosis> {
     let of_shim = [Tracking, Paging, Sharing];
     let kernel = |least: &str| {
-        Some(Remedy::shell(format!(
+        Some(Remedy::by_hand(format!(
             "install a kernel from Linux {least} on, and start the host anew"
         )))
     };
@@ -111,12 +113,9 @@ fn of_feature(feature: Feature, why: &str, has_shim: bool, has_swap: bool) -> Op
             let why = format!("userfaultfd for QEMUs that do not run as root: {why}");
             note(Cause::NoUserfaultfd, &of_shim, why, Some(remedies::userfaultfd()))
         }
-        Feature::Swap => fault(
-            Cause::NoSwap,
-            &[Tracking, Paging],
-            format!("the host has no swap: {why}"),
-            shell(ZRAM),
-        ),
+        Feature::Swap => {
+            fault(Cause::NoSwap, &[Tracking, Paging], "the host has no swap", shell(ZRAM))
+        }
         // Without swap that has been said.
         Feature::PagesOutside if !has_swap => return None,
         Feature::PagesOutside => {
@@ -157,8 +156,8 @@ fn of_feature(feature: Feature, why: &str, has_shim: bool, has_swap: bool) -> Op
     })
 }
 
-/// cgroups of version 1 alone, and a KSM that another program runs.
-pub(super) fn of_kernel(spec: &Spec) -> Vec<Diagnosis> {
+/// cgroups of version 1 alone, a KSM that another program runs, and a host without a pool.
+pub(super) fn of_settings(spec: &Spec) -> Vec<Diagnosis> {
     let mut found = Vec::new();
     let has_v2 = ["", "/unified"]
         .iter()
@@ -183,6 +182,11 @@ pub(super) fn of_kernel(spec: &Spec) -> Vec<Diagnosis> {
             Some(Remedy::shell("echo 2 > /sys/kernel/mm/ksm/run")),
         ));
     }
+    if spec.pool.is_none() {
+        let place = "overbook.toml: see the guide, A pool of hosts";
+        let remedy = Some(Remedy::at(place, "[pool]"));
+        found.push(note(Cause::NoPool, &[Move], "the host is in no pool: no VM moves", remedy));
+    }
     found
 }
 
@@ -201,15 +205,12 @@ pub(super) fn of_directories(spec: &Spec, files: &[SocketFile]) -> Vec<Diagnosis
         found.push(fault(Cause::NoDirectory, &lacks, why, Some(Remedy::shell(line))));
     }
     for why in discovery::faults_of_directories(&spec.host.qmp) {
-        let path = why.split_whitespace().find(|word| word.starts_with('/')).unwrap_or_default();
-        let path = path.trim_end_matches([':', ',', ';']);
-        let line = format!("chown root {path} && chmod o-w {path}");
-        let remedy = Some(Remedy::shell(line)).filter(|_| !path.is_empty());
+        let remedy = closed(&why).map(Remedy::shell);
         found.push(fault(Cause::OpenDirectory, &[See], why, remedy));
     }
     for SocketFile { path, state } in files {
         let path = path.display();
-        let remedy = Some(Remedy::shell(format!("rm '{path}'")));
+        let remedy = Some(Remedy::shell(format!("rm {}", quoted(&path.to_string()))));
         match state {
             SocketState::Stale => found.push(fault(
                 Cause::StaleSocket,
@@ -229,6 +230,16 @@ pub(super) fn of_directories(spec: &Spec, files: &[SocketFile]) -> Vec<Diagnosis
     found
 }
 
+/// The command that closes a directory, by its fault in words (`tenant::place`).
+fn closed(why: &str) -> Option<String> {
+    let path = |words: &str| Some(quoted(&why[why.find(words)? + words.len()..]));
+    let everybody = path("everybody may write to ").map(|path| format!("chmod o-w {path}"));
+    let others = || path("others than root may write to ").map(|it| format!("chmod go-w {it}"));
+    let owner =
+        || why.split_once(" is of user ").map(|(it, _)| format!("chown root {}", quoted(it)));
+    everybody.or_else(others).or_else(owner)
+}
+
 /// The directory of a glob, if the part before its first wildcard does not exist.
 fn missing_directory(glob: &str) -> Option<PathBuf> {
     let parent = Path::new(glob).parent()?;
@@ -243,15 +254,17 @@ fn missing_directory(glob: &str) -> Option<PathBuf> {
 pub(super) fn of_daemon(
     spec: &Spec,
     has_daemon: bool,
-    is_silent: Option<String>,
+    error: Option<&ClientError>,
 ) -> Vec<Diagnosis> {
     let mut found: Vec<_> = Doors::check(&spec.api).iter().map(of_door).collect();
-    if let Some(why) = is_silent {
+    if let Some(error) = error {
         let line = "systemctl status overbook; journalctl -u overbook -n 20";
-        found.push(fault(Cause::NoDaemon, &Capability::ALL, why, Some(Remedy::shell(line))));
+        found.push(match error {
+            ClientError::NotPermitted(_) => note(Cause::RootOnly, &[], error.to_string(), None),
+            _ => fault(Cause::NoDaemon, &[], error.to_string(), Some(Remedy::shell(line))),
+        });
     } else if !has_daemon {
-        let why =
-            "no daemon runs: this is what /proc tells, and statistics and groups are not known";
+        let why = "no daemon runs: this is what /proc tells, without the guests' own statistics";
         let remedy = Some(Remedy::shell("systemctl enable --now overbook"));
         found.push(note(Cause::NoDaemon, &[], why, remedy));
     }
@@ -262,7 +275,7 @@ pub(super) fn of_daemon(
         let path = spec.api.socket.display();
         let why = format!("only root may ask the daemon: {path} has the group root");
         let place = "until the daemon starts anew";
-        let remedy = Remedy::at(place, format!("chgrp GROUP '{path}' && chmod g+rw '{path}'"));
+        let remedy = Remedy::at(place, format!("chgrp GROUP {0}", quoted(&path.to_string())));
         found.push(note(Cause::RootOnly, &[], why, Some(remedy)));
     }
     if !rustix::process::geteuid().is_root() {
@@ -274,12 +287,12 @@ pub(super) fn of_daemon(
 
 fn of_door(error: &ListenError) -> Diagnosis {
     let new = |path: &Path| {
-        let path = path.display();
-        format!("(umask 077; openssl rand -hex 16 > '{path}')")
+        let path = quoted(&path.display().to_string());
+        format!("(umask 077; openssl rand -hex 16 > {path})")
     };
     let line = match error {
         ListenError::Token(TokenError::Exposed { path, .. }) => {
-            format!("chmod 600 '{}'", path.display())
+            format!("chmod 600 {}", quoted(&path.display().to_string()))
         }
         ListenError::Token(
             TokenError::Io { path, .. }
@@ -296,7 +309,7 @@ fn of_door(error: &ListenError) -> Diagnosis {
                 Some(remedies::config("[api]", line)),
             );
         }
-        ListenError::NotASocket(path) => format!("rm '{}'", path.display()),
+        ListenError::NotASocket(path) => format!("rm {}", quoted(&path.display().to_string())),
         _ => return fault(Cause::Api, &[], error.to_string(), None),
     };
     fault(Cause::Api, &[], error.to_string(), Some(Remedy::shell(line)))
@@ -356,7 +369,12 @@ mod tests {
         let causes: Vec<_> = found.iter().map(|it| it.cause).collect();
         assert!(causes.starts_with(&[Cause::NoDirectory]), "{found:?}");
         assert!(causes.ends_with(&[Cause::StaleSocket, Cause::PlainFile]), "{found:?}");
-        assert_eq!(found.last().unwrap().remedy.as_ref().unwrap().line, "rm '/q/a.sock'");
+        assert_eq!(found.last().unwrap().remedy.as_ref().unwrap().line, "rm /q/a.sock");
+        let line = |why: &str| closed(why).unwrap();
+        assert_eq!(line("everybody may write to /tmp/a b"), "chmod o-w '/tmp/a b'");
+        assert_eq!(line("others than root may write to /run/x"), "chmod go-w /run/x");
+        assert_eq!(line("/q is of user 7, who can put anything there"), "chown root /q");
+        assert_eq!(closed("/q: No such file"), None);
     }
 
     #[test]

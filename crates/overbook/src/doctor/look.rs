@@ -87,8 +87,18 @@ pub(super) fn vm(pid: u32, files: &[SocketFile]) -> Option<VmFacts> {
     let mut process_facts = process_facts(pid, &line, &environment, &maps);
     process_facts.objection =
         if is_silent { Some(Objection::Silent) } else { objection(pid, &line) };
+    let is_in_use = |path: &&PathBuf| {
+        // A glob reads the path as it is.
+        let glob = glob::Pattern::escape(&path.display().to_string());
+        let found = sockets::survey(&[glob], &[pid]);
+        found.iter().any(|it| matches!(it.state, SocketState::Listens { has_client: true, .. }))
+    };
+    // With a socket of its own, the others do not matter.
+    let others = line.qmp.iter().filter(|_| sockets.is_empty());
+    let in_use = others.filter(is_in_use).cloned().collect();
     let facts = VmFacts {
         pid,
+        in_use,
         name: name.map(|name| model::words::plain(&name)),
         started_by,
         line,

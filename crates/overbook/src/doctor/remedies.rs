@@ -32,6 +32,11 @@ impl Remedy {
         Self::at("", line)
     }
 
+    /// Something that no command does.
+    pub(super) fn by_hand(line: impl Into<String>) -> Self {
+        Self::at("by hand", line)
+    }
+
     /// An option of QEMU.
     pub(super) fn qemu(line: impl Into<String>) -> Self {
         Self::at("on QEMU's command line; start the VM anew", line)
@@ -47,7 +52,7 @@ impl Remedy {
 }
 
 /// A word for a shell, quoted if need be.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
         true => word.to_owned(),
@@ -92,7 +97,7 @@ pub(super) fn config(table: &str, line: &str) -> Remedy {
 pub(super) fn restart(vm: &VmFacts) -> Remedy {
     let name = name(vm);
     match &vm.started_by {
-        StartedBy::Hand => Remedy::shell("shut the VM down, and start its QEMU anew"),
+        StartedBy::Hand => Remedy::by_hand("shut the VM down, and start its QEMU anew"),
         StartedBy::Libvirt => Remedy::shell(format!("virsh shutdown {name}; virsh start {name}")),
         StartedBy::Proxmox(id) => Remedy::shell(format!("qm shutdown {id} && qm start {id}")),
     }
@@ -213,7 +218,10 @@ pub(super) fn rest_balloon(vm: &VmFacts, memory: u64) -> Remedy {
         StartedBy::Proxmox(id) => {
             Remedy::shell(format!("qm set {} --balloon {memory}", quoted(id)))
         }
-        _ => Remedy::shell(format!("virsh setmem {} {memory}M --live --config", name(vm))),
+        StartedBy::Libvirt => {
+            Remedy::shell(format!("virsh setmem {} {memory}M --live --config", name(vm)))
+        }
+        StartedBy::Hand => Remedy::by_hand("stop the other program that moves its balloon"),
     }
 }
 

@@ -91,7 +91,7 @@ impl Found<'_> {
                 Cause::ProgramName,
                 every,
                 format!("its program is called `{program}`, which is not taken for QEMU"),
-                Some(Remedy::shell("start it by a name such as qemu-system-x86_64")),
+                Some(Remedy::by_hand("start it by a name such as qemu-system-x86_64")),
             ),
             Some(Objection::Owner(user)) => self.add(
                 Cause::ProgramOwner,
@@ -150,7 +150,9 @@ impl Found<'_> {
         if !vm.sockets.is_empty() {
             return;
         }
-        let own: Vec<_> = vm.line.qmp.iter().filter(|path| !is_managers(path)).collect();
+        let is_free = |path: &&std::path::PathBuf| !vm.in_use.contains(path);
+        let own = vm.line.qmp.iter().filter(|path| !is_managers(path) && is_free(path));
+        let own: Vec<_> = own.collect();
         if let Some(path) = own.iter().find(|path| remedies::is_named(path, &self.host.globs)) {
             self.add(
                 Cause::SocketGone,
@@ -334,15 +336,18 @@ impl Found<'_> {
         let lacks = [Tracking, Paging, Sharing];
         match &process.shim {
             Shim::None => {
-                let (wants, reason) = match (vm.wanted.dedup, vm.wanted.lazy) {
-                    (true, _) => (true, ", and its group shares pages"),
-                    (_, true) => (true, ", and its group hands over freed pages"),
-                    _ => (false, ""),
+                let reason = match (vm.wanted.dedup, vm.wanted.lazy) {
+                    (true, _) => ", and its group shares pages",
+                    (_, true) => ", and its group hands over freed pages",
+                    _ => "",
                 };
+                let is_wanted = !reason.is_empty();
                 let reason = format!("its QEMU was started without Overbook's shim{reason}");
-                match wants {
-                    true => self.add(Cause::NoShim, &[Sharing], reason, Some(remedies::shim(vm))),
-                    false => self.note(Cause::NoShim, &[Sharing], reason, Some(remedies::shim(vm))),
+                let lacks: &[Capability] =
+                    if vm.wanted.lazy { &[Sharing, FreePages] } else { &[Sharing] };
+                self.note(Cause::NoShim, lacks, reason, Some(remedies::shim(vm)));
+                if let Some(last) = self.all.last_mut() {
+                    last.is_fault = is_wanted;
                 }
                 return;
             }
@@ -369,7 +374,7 @@ impl Found<'_> {
                 Cause::OtherNetwork,
                 &lacks,
                 "it runs in another network namespace, where its shim cannot be found",
-                Some(Remedy::shell("start its QEMU in the host's network namespace")),
+                Some(Remedy::by_hand("start its QEMU in the host's network namespace")),
             );
         }
         if !process.may_trap {
@@ -393,6 +398,9 @@ impl Found<'_> {
         }
         if let Some(why) = &self.host.no_shim {
             self.add(Cause::OldKernel, &lacks, why, None);
+            self.is_hosts();
+        } else if let Some(why) = &self.host.no_shim_paging {
+            self.add(Cause::OldKernel, &[Paging], why, None);
             self.is_hosts();
         }
     }
@@ -463,6 +471,7 @@ impl Found<'_> {
         }
         if !self.host.has_pool {
             self.note(Cause::NoPool, &[Move], "the host is in no pool", None);
+            self.is_hosts();
         } else if !vm.wanted.movable {
             let name = vm.name.as_deref().unwrap_or("NAME");
             let line = format!("movable = [\"{name}\"]");
@@ -514,9 +523,10 @@ impl Found<'_> {
             let is_old = words.contains("speaks version");
             let is_choice = words.starts_with("switched off") || words.contains("no group");
             // It ends by itself in a moment.
-            let is_passing = ["not reported", "not asked yet", "is not known yet"]
-                .iter()
-                .any(|part| words.contains(part));
+            let is_passing =
+                ["not reported", "not asked yet", "is not known yet", "migration is running"]
+                    .iter()
+                    .any(|part| words.contains(part));
             // Choices were read in the configuration.
             if is_choice || is_passing || (self.lacks(capability) && !is_old) {
                 continue;
@@ -547,10 +557,12 @@ impl Found<'_> {
     }
 }
 
-/// How the VM's RAM is mapped: as the kernel sees it, or else as the command line says.
+/// How the VM's RAM is mapped: as the command line says, except for the kernel's pool of huge
+/// pages, which may be mounted anywhere.
 fn backing(vm: &VmFacts) -> Backing {
-    if let Some(backing) = &vm.process.backing {
-        return backing.clone();
+    let seen = vm.process.backing.clone();
+    if seen == Some(Backing::HugePages) {
+        return Backing::HugePages;
     }
     let is_huge = |path: &std::path::PathBuf| path.to_string_lossy().contains("hugepages");
     let mut paths = vm.line.backends.iter().filter_map(|it| it.path.as_ref());
@@ -564,7 +576,8 @@ fn backing(vm: &VmFacts) -> Backing {
     } else if paths.next().is_some() || vm.line.mem_path.is_some() {
         Backing::File
     } else {
-        Backing::Private
+        // Other devices map shared memory, too. It is the RAM's only if a file may say so.
+        seen.filter(|_| vm.line.has_more).unwrap_or(Backing::Private)
     }
 }
 

@@ -97,8 +97,8 @@ fn in_other_networks(pids: &[u32]) -> impl Iterator<Item = u32> {
     pids.iter().copied().filter(|pid| is_in_other_network(*pid))
 }
 
-/// Whether a process is in another network namespace than this process, as far as it may be
-/// looked at.
+/// Whether a process is in another network namespace than this process. `false` also for a process
+/// that this one may not look at.
 pub(super) fn is_in_other_network(pid: u32) -> bool {
     let of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
     of(&pid.to_string()).is_some_and(|found| Some(found) != of("self"))

@@ -7,7 +7,8 @@ use model::view::MemoryLimit;
 
 use super::command_line::CommandLine;
 use super::facts::{
-    HostFacts, Objection, ProcessFacts, ProxmoxConf, Shim, StartedBy, Told, VmFacts, Wanted,
+    Backing, HostFacts, Objection, ProcessFacts, ProxmoxConf, Shim, StartedBy, Told, VmFacts,
+    Wanted,
 };
 use super::{Availability, Capability, Cause, Diagnosis, ExaminedVm, rules};
 
@@ -175,6 +176,15 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
     let needed = with(&LIBVIRT.replace(ram, &memfd), "-sandbox", user);
     expect("virtiofs", &needed, Cause::SharedMemory, Tracking, "");
 
+    let mut mounted = with(PLAIN, "-m 2G", "-m 2G -mem-path /srv/huge");
+    mounted.process.backing = Some(Backing::HugePages);
+    expect("huge pages elsewhere", &mounted, Cause::HugePages, Balloon, "-mem-path /srv/huge");
+    let mut device = vm(PLAIN);
+    device.process.backing = Some(Backing::Shared);
+    assert_eq!(faults(&device, &host()), [], "a device may have shared memory of that size");
+    device.line.has_more = true;
+    expect("from a file", &device, Cause::SharedMemory, Tracking, "-object");
+
     let file = with(PLAIN, "-m 2G", "-m 2G -mem-path /srv/ram");
     expect("file", &file, Cause::FileMemory, Tracking, "-mem-path /srv/ram");
     let early = with(PLAIN, "-m 2G", "-m 2G -mem-prealloc");
@@ -192,6 +202,8 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
     expect("no shim", &bare, Cause::NoShim, Sharing, "<qemu:env name='LD_PRELOAD'");
     bare.wanted.dedup = false;
     assert_eq!(faults(&bare, &host()), [], "a group without shared pages needs no shim");
+    bare.wanted.lazy = true;
+    expect("freed pages", &bare, Cause::NoShim, FreePages, "<qemu:env name='LD_PRELOAD'");
 
     let mut gone = vm(PLAIN);
     gone.process.shim = Shim::NotLoaded("/opt/liboverbook_shim.so".into());
@@ -226,6 +238,10 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
     expect("deleted", &gone, Cause::SocketGone, See, "start its QEMU anew");
     let elsewhere = with(PLAIN, "/run/overbook/qmp/web/web-1.sock", "/tmp/web-1.qmp");
     expect("elsewhere", &elsewhere, Cause::SocketElsewhere, See, r#", "/tmp/web-1.qmp"]"#);
+
+    let mut others = elsewhere;
+    others.in_use = vec!["/tmp/web-1.qmp".into()];
+    expect("another's", &others, Cause::NoSocket, See, "-qmp unix:/run/overbook/qmp/web-1.sock");
 
     let mut twice = vm(PLAIN);
     twice.sockets.push("/run/overbook/qmp/second.sock".into());
@@ -315,7 +331,7 @@ fn the_daemon_adds_reasons_that_only_the_guest_or_a_worker_tells() {
             off,
             Cause::MovedByOthers,
             Capability::Balloon,
-            "virsh setmem web-1 2048M",
+            "stop the other program",
         ),
         (
             nothing,
