@@ -138,7 +138,8 @@ pub(super) fn check_program(process: Identity) -> Result<u32, String> {
 }
 
 /// Names that distributions give to QEMU's system emulator.
-pub(super) fn is_qemu(program: &str) -> bool {
+#[must_use]
+pub fn is_qemu(program: &str) -> bool {
     program.starts_with("qemu-system") || program == "qemu-kvm" || program == "kvm"
 }
 

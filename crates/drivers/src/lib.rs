@@ -62,6 +62,7 @@ use tenant::Rules;
 
 pub use own::own_processes;
 pub use records::Records;
+pub use tenant::managers;
 pub use undo::{RestoreError, restore_at};
 
 /// Longest time for an order: a stuck QEMU first misses the deadline of its previous command.

@@ -19,7 +19,7 @@
 //! **Left out.** Which VM of one group is which: a tenant's own QEMUs may take each other's
 //! names.
 
-pub(crate) mod managers;
+pub mod managers;
 pub(crate) mod place;
 
 use std::path::Path;

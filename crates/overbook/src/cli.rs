@@ -13,6 +13,7 @@ mod context;
 mod controller;
 mod daemon;
 mod disks;
+mod doctor;
 mod error;
 mod explain;
 mod group;
@@ -90,6 +91,11 @@ enum CliCommand {
     /// Exit code 1: a fault in the configuration; with `--host`, something is missing without which
     /// no VM on this host can be managed.
     Check(check::Arguments),
+    /// Say of each VM of the host what it can have, and the line that mends what it lacks
+    ///
+    /// It needs no daemon, changes nothing, and opens no VM's socket. Exit code 1: something is to
+    /// be mended.
+    Doctor(doctor::Arguments),
     /// Show the host, its groups and its VMs
     Status(Format),
     /// Watch the host live
@@ -184,6 +190,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         CliCommand::Cluster(question) => cluster::run(&context, &question),
         CliCommand::Pki(question) => pki::run(&question),
         CliCommand::Check(arguments) => check::run(&context, &arguments),
+        CliCommand::Doctor(arguments) => doctor::run(&context, &arguments),
         CliCommand::Capacity(arguments) => capacity::run(&context, &arguments),
         CliCommand::Status(format) => status::run(&context, format.json),
         CliCommand::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),

@@ -5,6 +5,7 @@ pub mod cli;
 pub mod config_files;
 pub mod curve_chart;
 pub mod daemon;
+mod doctor;
 mod foreseen;
 mod helper;
 pub mod history;

@@ -30,13 +30,16 @@ const CLOCKS: Duration = Duration::from_secs(1);
 
 /// A VM in a manager's records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Managed {
-    pub(crate) manager: &'static str,
-    pub(crate) name: VmName,
+pub struct Managed {
+    /// The VM manager.
+    pub manager: &'static str,
+    /// The VM's name in its records.
+    pub name: VmName,
 }
 
 /// The VM of this process, if a manager has started it.
-pub(crate) fn name_of(process: Identity) -> Option<Managed> {
+#[must_use]
+pub fn name_of(process: Identity) -> Option<Managed> {
     libvirt(Path::new(LIBVIRT), process)
         .or_else(|| proxmox(Path::new(PROXMOX), Path::new(PROXMOX_CONF), process))
 }
