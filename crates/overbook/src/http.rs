@@ -16,6 +16,7 @@
 
 mod asks;
 mod connection;
+mod dashboard;
 mod events;
 mod follow;
 mod listen;
@@ -24,6 +25,7 @@ mod places;
 mod problem;
 mod prompt;
 mod routes;
+mod ticks;
 mod token;
 
 use std::{future::Future, io, sync::Arc};
@@ -51,6 +53,7 @@ pub struct Inside {
 struct Api {
     shown: watch::Receiver<Arc<TickView>>,
     events: events::Events,
+    ticks: ticks::EncodedTicks,
     asks: Asks,
 }
 
@@ -67,7 +70,8 @@ pub async fn serve(
     let first = Arc::clone(&latest.borrow_and_update());
     let (show, shown) = watch::channel(Arc::new(TickView::first(first)));
     let (events, _) = broadcast::channel(BUFFER);
-    let api = Api { shown, events: events.clone(), asks: inside.asks };
+    let ticks = ticks::EncodedTicks::new(shown.clone());
+    let api = Api { shown, events: events.clone(), ticks, asks: inside.asks };
     let everything = async {
         let follow = follow::follow(latest, show, events);
         tokio::join!(follow, listeners.serve(routes::router(api))).1
