@@ -12,6 +12,7 @@ use std::{
 use axum::response::sse;
 use futures_util::{Stream, stream};
 use model::Bytes;
+use policy::tuning;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -20,9 +21,6 @@ use crate::{
     shown::TickView,
     wire::{GroupStatus, HostStatus, LastChange, VmStatus, Words},
 };
-
-/// A VM that waits for less of its time than this waits for nothing worth a word.
-const WAIT_LIMIT: f64 = 0.01;
 
 /// The host, its groups and the most important of each VM, all of one tick.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -90,7 +88,7 @@ impl DashboardTick {
     fn of(shown: &TickView) -> Self {
         let (view, spec) = (&shown.published.view, &shown.published.spec);
         let total = view.host.map(|reading| reading.value.total);
-        let usual = || total.map(|it| it.percent(policy::tuning::HOST_RESERVE_PERCENT));
+        let usual = || total.map(|it| it.percent(tuning::HOST_RESERVE_PERCENT));
         Self {
             host: HostStatus::of(shown),
             reserve_bytes: spec.host.reserve.or_else(usual).map(|reserve| reserve.0),
@@ -139,24 +137,27 @@ fn wait_ratio(vm: &VmStatus) -> Option<f64> {
 
 /// The VM's gravest lack, in words that follow its name.
 fn trouble(vm: &VmStatus, wait_ratio: Option<f64>) -> Option<String> {
-    let swaps = vm.swap_bytes_per_second.filter(|rate| *rate > 0).map(Bytes);
-    let overload = vm.overload.as_ref().filter(|overload| overload.severity != "none");
     if !vm.link_up {
         return Some("does not answer".to_owned());
     }
-    if let Some(ratio) = wait_ratio.filter(|ratio| *ratio >= WAIT_LIMIT) {
+    if let Some(ratio) = wait_ratio.filter(|ratio| *ratio >= tuning::SUFFERS_WAITS) {
         return Some(format!("waits {:.0} % of its time for pages that are out", ratio * 100.0));
     }
-    match (overload, swaps) {
-        (Some(overload), Some(rate)) => {
-            Some(format!("is overloaded ({}): it swaps {rate} a second", overload.severity))
+    let swaps = vm.swap_bytes_per_second.map(Bytes);
+    let swaps = swaps.filter(|rate| *rate >= tuning::DEMAND_PER_SECOND);
+    let overload = vm.overload.as_ref().filter(|overload| overload.severity != "none");
+    let is_short = vm.refusals.iter().find(|words| words.code == "under_pressure");
+    match (overload, swaps, is_short) {
+        (Some(overload), Some(rate), _) => {
+            Some(format!("waits for its swap ({} overload): {rate}/s", overload.severity))
         }
-        (Some(overload), None) => {
+        (Some(overload), None, _) => {
             let pages = overload.pages_per_second;
-            Some(format!("is overloaded ({}): it pages {pages} pages a second", overload.severity))
+            Some(format!("waits for its pages ({} overload): {pages}/s", overload.severity))
         }
-        (None, Some(rate)) => Some(format!("waits for its swap: it swaps {rate} a second")),
-        (None, None) => None,
+        (None, Some(rate), _) => Some(format!("waits for its swap: {rate}/s")),
+        (None, None, Some(words)) => Some(format!("is short of memory: {}", words.text)),
+        (None, None, None) => None,
     }
 }
 
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(tick.reserve_bytes, Some(2048 << 20));
         assert_eq!((tick.groups.len(), tick.vms.len()), (1, 3));
         let trouble: Vec<_> = tick.vms.iter().map(|vm| vm.trouble.as_deref()).collect();
-        let overloaded = "is overloaded (transient): it pages 812 pages a second";
+        let overloaded = "waits for its pages (transient overload): 812/s";
         assert_eq!(trouble, [Some("does not answer"), Some(overloaded), None]);
     }
 
