@@ -12,6 +12,7 @@ test.beforeAll(async () => {
   const lost = ({ text }: { text: string }) => text.includes('target lowered');
   await host.until('/v1/vms/web-3', (vm) => vm.last_change && lost(vm.last_change));
   await host.until('/v1/groups/shop', (group) => group.deficit_bytes > 0);
+  await host.until('/v1/groups/web', (group) => group.deficit_bytes === 0);
   await host.until('/v1/capacity', (capacity) => capacity.fit_vms > 0);
 });
 

@@ -41,6 +41,7 @@ interval_s = 2
 
 [group.web]
 vms = ["web-*"]
+budget = "400MiB"
 base = "128MiB"
 min = "64MiB"
 

@@ -4,7 +4,7 @@
 //! reads the latest tick from it. Everything else is a question to the daemon ([`asks`]). So the
 //! API runs in a process of its own without rights ([`api`](crate::api)). The paths are in
 //! [`routes`], the objects in [`wire`](crate::wire). OpenAPI is derived from both, so the
-//! description always matches.
+//! description always matches. A page for browsers is in [`dashboard`].
 //!
 //! **Invariants.** No listener on TCP without a token. Every resource that a client can hold is
 //! bounded: connections per listener and peer, header bytes, the time to send a header and to

@@ -119,13 +119,21 @@ impl From<VmStatus> for DashboardVm {
             working_set_bytes: vm.working_set_bytes(),
             swap_bytes_per_second: vm.swap_bytes_per_second,
             overload: vm.overload.as_ref().map(|overload| overload.severity.clone()),
-            decision: vm.headline(),
+            decision: decision(&vm),
             last_change: vm.last_change,
             refusals: vm.refusals,
             name: vm.name,
             group: vm.group,
         }
     }
+}
+
+/// The change of this tick, or why there is none. A VM that lacks memory is not told so again: the
+/// reason is why it gets no more.
+fn decision(vm: &VmStatus) -> String {
+    let why_not = vm.refusals.iter().find(|words| words.code != "under_pressure");
+    let why_not = why_not.filter(|_| vm.link_up && vm.change.is_none());
+    why_not.map_or_else(|| vm.headline(), |words| words.text.clone())
 }
 
 /// Refaults per second times the time of one. `None`: the host does not page it, or no refault
