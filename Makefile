@@ -16,7 +16,18 @@ MDBOOK_VERSION := 0.5.4
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 
-.PHONY: help demo test build guest lint unit loom e2e docs audit advisories experiments bench deb clean
+SITE := web/dist/site/index.html
+NODE_MODULES := web/node_modules/.package-lock.json
+WEB_SOURCES := $(shell find web/src web/public -type f ! -name api.d.ts) web/index.html web/openapi.json \
+	web/vite.config.ts web/tsconfig.json
+# Vite's oldest.
+NODE_IS_THERE := command -v npm >/dev/null && node -e \
+	'const [a, b] = process.versions.node.split(".").map(Number); \
+	process.exit((a === 20 && b >= 19) || (a === 22 && b >= 12) || a > 22 ? 0 : 1)'
+NODE_MISSING := the dashboard needs Node.js 20.19 or 22.12 and npm \
+	(Debian 13: apt install nodejs npm; before: https://nodejs.org)
+
+.PHONY: help demo test build web guest lint unit loom e2e web-test docs audit advisories experiments bench deb clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -24,10 +35,21 @@ help: ## This list
 demo: build ## Six real guests in two groups, without Overbook and with it
 	$(BIN)/overbook lab run quickstart
 
-test: lint unit e2e docs audit ## Everything that CI runs
+test: lint unit e2e web-test docs audit ## Everything that CI runs
 
-build: guest $(PROTOC) ## The binaries, optimised
+build: guest web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
 	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
+
+# Without Node.js the program is built all the same; its page says how to build the dashboard.
+web: ## The dashboard's files, in web/dist/site
+	@if $(NODE_IS_THERE); then $(MAKE) --no-print-directory $(SITE); else \
+		echo "web: NOT BUILT: $(NODE_MISSING)" >&2; fi
+
+$(SITE): $(NODE_MODULES) $(WEB_SOURCES)
+	cd web && npm run --silent build
+
+$(NODE_MODULES): web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
 
 # Static, so that it runs in a guest that holds nothing else.
 guest: ## The workload program that runs inside lab guests
@@ -53,6 +75,13 @@ loom: ## The ring between shim and worker, in every interleaving of its two ends
 e2e: build $(PROTOC) ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
+web-test: build ## The dashboard in Chromium, with a real daemon; as root
+	@$(NODE_IS_THERE) || { echo "web-test: $(NODE_MISSING)" >&2; exit 1; }
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null || { \
+		echo "web-test: the tests need Chromium (apt install chromium)" >&2; exit 1; }
+	$(CARGO) build --locked --release -p overbook --example scripted_qemu
+	cd web && OVERBOOK_BIN=$(BIN) npm test --silent
+
 docs: $(TOOLS)/bin/mdbook $(PROTOC) ## The user guide and the API documentation
 	$(TOOLS)/bin/mdbook build docs
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --workspace --document-private-items
@@ -75,6 +104,7 @@ bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
 
 deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
+	@test -e $(SITE) || { echo "deb: $(NODE_MISSING)" >&2; exit 1; }
 	mkdir -p $(PAGES)/man $(PAGES)/completions
 	$(BIN)/overbook man $(PAGES)/man
 	for shell in bash zsh fish; do \
@@ -106,4 +136,4 @@ $(TOOLS)/bin/cargo-deb:
 
 clean: ## Everything that was built here
 	$(CARGO) clean
-	rm -rf docs/book
+	rm -rf docs/book web/dist/site web/node_modules web/test-results

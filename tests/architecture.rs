@@ -180,7 +180,7 @@ const GUIDES: [&str; 2] = ["ARCHITECTURE.md", "docs/src/tour.md"];
 
 /// Files of the tree that a text names in backquotes.
 fn named_files(text: &str) -> Vec<&str> {
-    let tops = ["crates/", "tests/", "guest/", "docs/", "packaging/"];
+    let tops = ["crates/", "tests/", "guest/", "docs/", "packaging/", "web/"];
     let named = text.split('`').skip(1).step_by(2);
     named.filter(|name| tops.iter().any(|top| name.starts_with(top))).collect()
 }

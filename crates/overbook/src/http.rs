@@ -4,7 +4,7 @@
 //! reads the latest tick from it. Everything else is a question to the daemon ([`asks`]). So the
 //! API runs in a process of its own without rights ([`crate::api_process`]). The paths are in
 //! [`routes`], the objects in [`wire`](api::wire). OpenAPI is derived from both, so the
-//! description always matches.
+//! description always matches. A page for browsers is in [`dashboard`].
 //!
 //! **Invariants.** No listener on TCP without a token. Every resource that a client can hold is
 //! bounded: connections per listener and peer, header bytes, the time to send a header and to
@@ -16,6 +16,7 @@
 
 mod asks;
 mod connection;
+mod dashboard;
 mod events;
 mod follow;
 mod listen;
@@ -24,6 +25,7 @@ mod places;
 mod problem;
 mod prompt;
 mod routes;
+mod ticks;
 mod token;
 
 use std::{future::Future, io, sync::Arc};
@@ -52,6 +54,7 @@ pub struct Inside {
 struct Api {
     shown: watch::Receiver<Arc<TickView>>,
     events: events::Events,
+    ticks: ticks::EncodedTicks,
     asks: Asks,
 }
 
@@ -68,7 +71,8 @@ pub async fn serve(
     let first = Arc::clone(&latest.borrow_and_update());
     let (show, shown) = watch::channel(Arc::new(TickView::first(first)));
     let (events, _) = broadcast::channel(BUFFER);
-    let api = Api { shown, events: events.clone(), asks: inside.asks };
+    let ticks = ticks::EncodedTicks::new(shown.clone());
+    let api = Api { shown, events: events.clone(), ticks, asks: inside.asks };
     let everything = async {
         let follow = follow::follow(latest, show, events);
         tokio::join!(follow, listeners.serve(routes::router(api))).1

@@ -29,6 +29,7 @@ use tokio::{
 };
 
 use super::{
+    dashboard,
     places::{ConnectionPeer, ConnectionSlot, ConnectionSlots},
     problem::Problem,
     prompt::Prompt,
@@ -44,18 +45,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the unix socket: a client that may open the file may do everything.
 pub(super) async fn serve_unix(listener: UnixListener, router: Router) {
+    let router = router.layer(middleware::from_fn(dashboard::serve));
+    let router = router.layer(middleware::from_fn(dashboard::admit));
     accept(listener, router.layer(middleware::from_fn(admit))).await;
 }
 
-/// Serves TCP, and only with the token.
+/// Serves TCP: the dashboard's files, and everything else only with the token.
 pub(super) async fn serve_tcp(listener: TcpListener, router: Router, token: Token) {
     let router = router.layer(middleware::from_fn(admit));
     accept(listener, router.layer(middleware::from_fn_with_state(token, authorize))).await;
 }
 
-/// Ends the connection after a wrong token, so each try needs a new connection.
+/// Ends the connection after a wrong token, so each try needs a new connection. It ends after a
+/// file of the dashboard too, so clients without the token keep none.
 async fn authorize(State(token): State<Token>, request: Request, next: Next) -> Response {
-    if token.is_in(request.headers()) {
+    if let Some(file) = dashboard::file(&request) {
+        last(file)
+    } else if token.is_in(request.headers()) {
         next.run(request).await
     } else {
         last(Problem::Unauthorized)
@@ -74,8 +80,8 @@ async fn admit(
 }
 
 /// An answer that ends the connection.
-fn last(problem: Problem) -> Response {
-    let mut response = problem.into_response();
+fn last(answer: impl IntoResponse) -> Response {
+    let mut response = answer.into_response();
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }

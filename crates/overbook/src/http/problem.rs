@@ -55,6 +55,12 @@ pub(super) enum Problem {
         "this needs the header `Authorization: Bearer TOKEN` with the token of `api.token_file`"
     )]
     Unauthorized,
+    /// A browser's order on the unix socket, or its request under another host's name.
+    #[error(
+        "a browser may only read here, and only as `localhost`; for orders open the address of \
+         `api.tcp`, with the token"
+    )]
+    OfABrowser,
     /// Other clients have all places.
     #[error("{0}")]
     Crowded(Crowded),
@@ -92,6 +98,7 @@ impl Problem {
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BadParameter(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::OfABrowser => StatusCode::FORBIDDEN,
             Self::Busy(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Crowded(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,

@@ -29,6 +29,7 @@ use super::{
     metrics,
     places::ConnectionSlot,
     problem::Problem,
+    ticks::DashboardTick,
 };
 
 /// A daemon whose last tick is older than this is unhealthy.
@@ -42,7 +43,7 @@ const TICK_LIMIT: Millis = Millis::secs(5);
         description = "State, decisions and reasons of the host daemon. Sizes are bytes, times \
                        milliseconds; TCP needs the bearer token, the unix socket does not."
     ),
-    components(schemas(Event))
+    components(schemas(Event, DashboardTick))
 )]
 struct Head;
 
@@ -66,6 +67,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(release))
         .routes(routes!(reload))
         .routes(routes!(event_stream))
+        .routes(routes!(ticks))
         .routes(routes!(prometheus))
         .routes(routes!(healthz))
 }
@@ -379,6 +381,15 @@ async fn event_stream(State(api): State<Api>) -> Response {
     Sse::new(events::stream(api.events.subscribe()))
         .keep_alive(KeepAlive::default())
         .into_response()
+}
+
+/// Each tick as server-sent events named `tick`; the data of each is a `DashboardTick`.
+#[utoipa::path(
+    get, path = "/v1/ticks",
+    responses((status = 200, content_type = "text/event-stream", body = String))
+)]
+async fn ticks(State(api): State<Api>) -> Response {
+    Sse::new(api.ticks.stream()).keep_alive(KeepAlive::default()).into_response()
 }
 
 /// Prometheus metrics.
