@@ -33,8 +33,9 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// Crates whose messages a user reads.
-const SHIPPED: [&str; 11] = [
+const SHIPPED: [&str; 12] = [
     "crates/cluster",
+    "crates/libvirt",
     "crates/model",
     "crates/overbook",
     "crates/pages",
