@@ -15,6 +15,9 @@ export PROTOC := $(TOOLS)/bin/protoc
 MDBOOK_VERSION := 0.5.4
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
+ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
+INSTALL := $(ROOT) env DEBIAN_FRONTEND=noninteractive apt-get -qy --no-install-recommends install
+LIBVIRTD := libvirt-daemon-system libvirt-clients
 
 SITE := web/dist/site/index.html
 NODE_MODULES := web/node_modules/.package-lock.json
@@ -27,7 +30,7 @@ NODE_IS_THERE := command -v npm >/dev/null && node -e \
 NODE_MISSING := the dashboard needs Node.js 20.19 or 22.12 and npm \
 	(Debian 13: apt install nodejs npm; before: https://nodejs.org)
 
-.PHONY: help demo test build web guest lint unit loom e2e web-test docs audit advisories experiments bench deb clean
+.PHONY: help demo test build web guest libvirt libvirtd lint unit loom e2e web-test docs audit advisories experiments bench deb clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,8 +40,9 @@ demo: build ## Six real guests in two groups, without Overbook and with it
 
 test: lint unit e2e web-test docs audit ## Everything that CI runs
 
-build: guest web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
-	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
+build: guest libvirt web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
+	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-libvirt -p overbook-shim \
+		-p overbook-stand-in -p overbook-tracer
 
 # Without Node.js the program is built all the same; its page says how to build the dashboard.
 web: ## The dashboard's files, in web/dist/site
@@ -63,7 +67,7 @@ lint: $(PROTOC) ## Format and lints; warnings are errors
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	PROTOC=/none $(CARGO) clippy --locked -p overbook --no-default-features -- -D warnings
 
-unit: loom $(PROTOC) ## Unit, property and simulator tests
+unit: loom libvirt $(PROTOC) ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
 	$(CARGO) test --locked -p overbook-shim --features hot-set --test hot_set
 
@@ -72,7 +76,7 @@ loom: ## The ring between shim and worker, in every interleaving of its two ends
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom \
 		-p overbook-protocol --test loom
 
-e2e: build $(PROTOC) ## Tests on real guests, and the architecture's rules
+e2e: build libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
 web-test: build ## The dashboard in Chromium, with a real daemon; as root
@@ -103,7 +107,7 @@ experiments: build ## Beside these, a shim with the paper's hot set: for meb-ove
 bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
 
-deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
+deb: build $(TOOLS)/bin/cargo-deb ## The Debian packages, in target/debian
 	@test -e $(SITE) || { echo "deb: $(NODE_MISSING)" >&2; exit 1; }
 	mkdir -p $(PAGES)/man $(PAGES)/completions
 	$(BIN)/overbook man $(PAGES)/man
@@ -111,6 +115,17 @@ deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
 		$(BIN)/overbook completions $$shell > $(PAGES)/completions/overbook.$$shell; \
 	done
 	$(TOOLS)/bin/cargo-deb -p overbook --no-build --locked
+	$(TOOLS)/bin/cargo-deb -p overbook-libvirt --no-build --locked
+
+# Installed, for its library finds its parts only where the package puts them. Only overbook-libvirt links it.
+libvirt:
+	@pkg-config --exists libvirt || { $(INSTALL) libvirt-dev pkg-config || \
+		{ $(ROOT) apt-get -q update && $(INSTALL) libvirt-dev pkg-config; }; }
+
+# For its test, which hides the host's own libvirt and starts another one.
+libvirtd:
+	@test -x /usr/sbin/libvirtd || { $(INSTALL) $(LIBVIRTD) || \
+		{ $(ROOT) apt-get -q update && $(INSTALL) $(LIBVIRTD); }; }
 
 # Debian's own, unpacked privately: nothing is installed.
 $(PROTOC):

@@ -33,11 +33,12 @@ const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Whatever", "Whichever", 
 const PAGES: [&str; 2] = ["README.md", "docs/src"];
 
 /// Crates whose messages a user reads.
-const SHIPPED: [&str; 14] = [
+const SHIPPED: [&str; 15] = [
     "crates/api",
     "crates/cluster",
     "crates/disks",
     "crates/drivers",
+    "crates/libvirt",
     "crates/model",
     "crates/overbook",
     "crates/pages",

@@ -74,6 +74,31 @@ pub fn parse(answer: &Value) -> Result<(GuestStats, u64), StatsError> {
     Ok((stats, date))
 }
 
+/// Checks statistics that are no text of QEMU's: their date is in epoch seconds, and 0 if there are
+/// none.
+///
+/// # Errors
+/// There are none yet, or a value is invalid.
+pub fn check(stats: &GuestStats, date: u64) -> Result<(), StatsError> {
+    if date == 0 {
+        return Err(StatsError::NoneYet);
+    }
+    let GuestStats { total, free, available, disk_caches, swap_in, swap_out, .. } = stats;
+    let named = [
+        ("available", total),
+        ("unused", free),
+        ("usable", available),
+        ("disk_caches", disk_caches),
+        ("swap_in", swap_in),
+        ("swap_out", swap_out),
+    ];
+    let is_bad = |(_, size): &(&str, &Option<Bytes>)| size.is_some_and(|size| size.0 > LIMIT);
+    match named.into_iter().find(is_bad) {
+        Some((field, size)) => Err(bad_value(field, &Value::from(size.unwrap_or_default().0))),
+        None => Ok(()),
+    }
+}
+
 /// A statistic; `None`: the guest omits it.
 fn number(field: &str, value: &Value) -> Result<Option<u64>, StatsError> {
     match (value.as_u64(), value.as_i64()) {

@@ -93,7 +93,8 @@ pub(super) fn alive(incarnation: u64) -> Option<Identity> {
 /// Whether this `incarnation` has ended for certain: its socket is gone, and so is its process,
 /// if that was known.
 pub(super) fn is_over(incarnation: u64, socket: &Path) -> bool {
-    has_ended(incarnation) && matches!(socket.try_exists(), Ok(false))
+    has_ended(incarnation)
+        && (super::libvirt::is_place(socket) || matches!(socket.try_exists(), Ok(false)))
 }
 
 /// Whether the process of this `incarnation` is gone. The answer is meaningless for an

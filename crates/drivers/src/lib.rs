@@ -25,6 +25,8 @@ pub mod host;
 pub mod identity;
 pub mod journal;
 pub mod ksm;
+mod libvirt;
+pub mod lines;
 mod memory;
 pub mod migration;
 pub mod move_turn;
@@ -42,6 +44,7 @@ pub mod undo;
 mod vm;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,9 +59,12 @@ use tokio::time::{Instant, timeout_at};
 
 use discovery::{GlobError, Places};
 use host::HostMeter;
+use libvirt::Overlay;
 use shared::DriverState;
 use slot::{BalloonRequest, Restore, Slot, VmOrder};
 use tenant::Rules;
+
+use sys::log;
 
 pub use own::own_processes;
 pub use records::Records;
@@ -78,6 +84,8 @@ pub struct Settings {
     pub groups: BTreeMap<GroupName, GroupSpec>,
     /// How often each VM is queried.
     pub period: Duration,
+    /// The socket of `overbook-libvirt`.
+    pub libvirt: PathBuf,
     /// The changes to undo: those that an earlier daemon has left, and future ones.
     pub records: Records,
 }
@@ -90,7 +98,8 @@ pub struct Drivers {
     /// The RAM that each VM was last seen with, on which actions are based.
     rams: BTreeMap<VmName, Bytes>,
     places: watch::Sender<Places>,
-    discovery: AbortHandle,
+    overlay: Overlay,
+    tasks: [AbortHandle; 2],
 }
 
 impl Drivers {
@@ -100,13 +109,27 @@ impl Drivers {
     /// A glob is invalid.
     pub fn new(settings: Settings) -> Result<Self, GlobError> {
         discovery::check(&settings.globs)?;
-        let shared = Arc::new(DriverState::new(settings.period, settings.records));
-        shared.set_rules(Rules::of(&settings.groups));
-        let Settings { globs, processes, .. } = settings;
+        let Settings { globs, processes, groups, period, libvirt, records } = settings;
+        let shared = Arc::new(DriverState::new(period, records, libvirt));
+        shared.set_rules(Rules::of(&groups));
         let (places, receiver) = watch::channel(Places { globs, processes });
         let task = tokio::spawn(discovery::run(Arc::clone(&shared), receiver));
-        let (host, rams) = (HostMeter::default(), BTreeMap::new());
-        Ok(Self { shared, host, rams, places, discovery: task.abort_handle() })
+        let domains = tokio::spawn(libvirt::run(Arc::clone(&shared)));
+        let tasks = [task.abort_handle(), domains.abort_handle()];
+        let (host, rams, overlay) = (HostMeter::default(), BTreeMap::new(), Overlay::default());
+        Ok(Self { shared, host, rams, places, overlay, tasks })
+    }
+
+    /// The configuration with the groups and limits in the metadata of libvirt's domains.
+    pub fn with_domains(&mut self, spec: &Arc<Spec>) -> Arc<Spec> {
+        let before = self.overlay.faults.clone();
+        let (spec, is_new) = self.overlay.over(spec, &self.shared.domains);
+        if is_new {
+            self.shared.set_rules(Rules::of(&spec.groups));
+            let news = self.overlay.faults.iter().filter(|(vm, why)| before.get(*vm) != Some(*why));
+            news.for_each(|(vm, why)| log::warn(&format!("{vm}: {why}")));
+        }
+        spec
     }
 
     /// From now on searches these places, for VMs of these groups. VMs found before stay until
@@ -136,8 +159,13 @@ impl Drivers {
             let mut released: Vec<_> = asked.await.into_iter().flatten().collect();
             // VMs that the configuration no longer names have no slot, but may be on record.
             let left = shared.records.all().await;
-            let left = left.iter().filter(|record| slots.iter().all(|s| s.path != record.socket));
-            released.extend(join_all(left.map(|record| restore_at(&shared.records, record))).await);
+            let is_asked = |vm: &VmName| released.iter().any(|(asked, _)| asked == vm);
+            let left = left.iter().filter(|record| {
+                slots.iter().all(|s| s.path != record.socket) && !is_asked(&record.vm)
+            });
+            let left: Vec<_> = left.cloned().collect();
+            let restored = left.iter().map(|record| restore_at(&shared.records, record));
+            released.extend(join_all(restored).await);
             released
         }
     }
@@ -197,13 +225,14 @@ impl Drivers {
 
 impl Drop for Drivers {
     fn drop(&mut self) {
-        self.discovery.abort();
+        self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
 impl Sense for Drivers {
     fn view(&mut self) -> HostView {
-        let vms = self.shared.views();
+        let mut vms = self.shared.views();
+        self.overlay.tell(&mut vms);
         self.rams = vms.iter().map(|(name, view)| (name.clone(), view.ram)).collect();
         HostView { host: self.host.read().ok(), vms, ..HostView::default() }
     }

@@ -7,7 +7,8 @@
 //! counts if an object that root has made confirms it ([`super::tenant`]).
 //!
 //! **Leaves out.** Everything that only QEMU tells: its balloon, its guest's statistics, its
-//! disks, migrations, and memory that is plugged while the guest runs.
+//! disks, migrations, and memory that is plugged while the guest runs. For a domain of libvirt,
+//! [`super::libvirt`] tells balloon, statistics and migrations.
 //!
 //! **Cost.** Three small files of `/proc` per period; each search for new VMs reads one link of
 //! each process of the host.
@@ -31,10 +32,12 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::identity::{self, check_program, is_qemu};
+use super::libvirt::{self, DomainGuest};
 use super::memory::Meter;
 use super::shared::{DriverState, name_of_stranger};
 use super::slot::{self, Slot, VmOrder};
 use super::tenant::Evidence;
+use super::tenant::managers::Managed;
 use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
 
 /// Maximum number of bytes of a command line that are read.
@@ -95,7 +98,11 @@ pub(super) async fn run(
 ) {
     loop {
         let outcome = match pid_in(&slot.path).and_then(Identity::of) {
-            Some(process) => look_after(&shared, &slot, process, &mut orders).await,
+            Some(process) => {
+                let guest =
+                    DomainGuest::new(&shared, &slot, process.pid, identity::of_process(process));
+                look_after(&shared, &slot, process, guest, &mut orders).await
+            }
             None => Err(GONE.to_owned()),
         };
         let why = outcome.err().unwrap_or_default();
@@ -127,11 +134,15 @@ async fn look_after(
     shared: &DriverState,
     slot: &Slot,
     process: Identity,
+    mut guest: DomainGuest<'_>,
     orders: &mut mpsc::Receiver<VmOrder>,
 ) -> Result<(), String> {
     let pid = process.pid;
-    let rules = shared.rules();
-    let (words, evidence) = meet(shared, process).await?;
+    let mut rules = shared.rules();
+    let (words, mut evidence) = meet(shared, process).await?;
+    let named = || shared.domains.of(pid).map(|reported| reported.domain.name.clone());
+    let by_libvirt = |name| Managed { manager: libvirt::NAME, name };
+    evidence.managed = evidence.managed.or_else(|| named().map(by_libvirt));
     let told = name_in(&words).unwrap_or_else(|| name_of_stranger(&slot.path));
     // The name that its manager tells takes precedence over the one on the command line.
     let told = evidence.managed.as_ref().map_or(told, |managed| managed.name.clone());
@@ -139,7 +150,7 @@ async fn look_after(
     if let Some(why) = &stranger {
         log::warn(&format!("QEMU {pid}: {why}"));
     }
-    let name = if stranger.is_none() { told } else { name_of_stranger(&slot.path) };
+    let name = if stranger.is_none() { told.clone() } else { name_of_stranger(&slot.path) };
     claim(shared, slot, &name, pid);
     let said = ram_in(&words).ok_or("its command line does not tell how much RAM it has (`-m`)")?;
     {
@@ -163,8 +174,15 @@ async fn look_after(
     for periods in 0_u64.. {
         tokio::select! {
             _ = period.tick() => {}
+            () = slot.wished.notified() => {
+                guest.grant_wish().await;
+                continue;
+            }
             Some(order) = orders.recv() => {
-                answer(order);
+                match order {
+                    VmOrder::Restore(order) => guest.obey(order).await,
+                    VmOrder::Move(_) => answer(order),
+                }
                 continue;
             }
         }
@@ -172,7 +190,13 @@ async fn look_after(
             break;
         }
         if !Arc::ptr_eq(&rules, &shared.rules()) {
-            return Err("the configuration has changed, it is met anew".to_owned());
+            rules = shared.rules();
+            if rules.admit(&told, &evidence).err() != stranger {
+                return Err("the configuration has changed, it is met anew".to_owned());
+            }
+        }
+        if evidence.managed.is_none() && named().is_some() {
+            return Err("libvirt names it, it is met anew".to_owned());
         }
         if slot.state().name.is_none() {
             // Another VM's socket has claimed this name.
@@ -182,7 +206,10 @@ async fn look_after(
         if periods.is_multiple_of(CPU_EVERY) {
             slot.count_cpu(pid);
         }
-        slot.up();
+        match guest.look().await {
+            Ok(()) => slot.up(),
+            Err(why) => slot.down(why, false),
+        }
     }
     Err(GONE.to_owned())
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use model::{VmName, VmView, words};
 use tokio::sync::Semaphore;
 
+use super::libvirt::Domains;
 use super::process_vm;
 use super::records::Records;
 use super::slot::Slot;
@@ -27,6 +28,8 @@ pub(super) struct DriverState {
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
     rules: Mutex<Arc<Rules>>,
     lives: Mutex<BTreeMap<u64, Told>>,
+    /// libvirt's domains, where a process tells of them.
+    pub(super) domains: Domains,
     /// Permits for reading about newly found processes.
     pub(super) meetings: Arc<Semaphore>,
 }
@@ -43,11 +46,13 @@ struct Told {
 }
 
 impl DriverState {
-    pub(super) fn new(period: Duration, records: Records) -> Self {
+    /// `libvirt`: the socket of `overbook-libvirt`.
+    pub(super) fn new(period: Duration, records: Records, libvirt: PathBuf) -> Self {
         let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
         let (rules, lives) = (Mutex::default(), Mutex::default());
         let meetings = Arc::new(Semaphore::new(MEETINGS));
-        Self { period, records, hands_off, slots, rules, lives, meetings }
+        let domains = Domains::new(libvirt);
+        Self { period, records, hands_off, slots, rules, lives, domains, meetings }
     }
 
     /// The rules that assign VMs to groups.
@@ -198,7 +203,7 @@ mod tests {
     fn shared(paths: &[&str]) -> DriverState {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::new(crate::journal::Journal::open(dir.path()).unwrap());
-        let shared = DriverState::new(Duration::from_secs(1), records);
+        let shared = DriverState::new(Duration::from_secs(1), records, "/none".into());
         for path in paths {
             let slot = Arc::new(Slot::new(path.into()).0);
             shared.slots().insert(path.into(), slot);

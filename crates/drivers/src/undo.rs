@@ -24,6 +24,7 @@ use serde_json::Value;
 
 use super::guest_stats;
 use super::identity;
+use super::libvirt;
 use super::qmp::{QmpClient, QmpError};
 use super::questions;
 use super::ram;
@@ -46,6 +47,9 @@ pub enum RestoreError {
         /// The original size.
         original: Bytes,
     },
+    /// libvirt does not answer, or refuses.
+    #[error("{0}")]
+    Libvirt(String),
     /// QEMU does not answer.
     #[error("QEMU does not answer")]
     Unreachable,
@@ -71,6 +75,10 @@ pub async fn restore_at(
     records: &Records,
     undo: &UndoRecord,
 ) -> (VmName, Result<String, RestoreError>) {
+    if libvirt::is_place(&undo.socket) {
+        let outcome = libvirt::restore(undo).await;
+        return (undo.vm.clone(), strike_out(records, undo.clone(), outcome).await);
+    }
     let outcome = match QmpClient::connect(&undo.socket).await {
         Ok(mut client) => restore(&mut client, &undo.socket, undo).await,
         Err(QmpError::Ended(_)) if identity::has_ended(undo.incarnation) => Ok(GONE.to_owned()),
@@ -130,18 +138,23 @@ pub(super) async fn restore(
         let size = original.max(least);
         let is_all = size >= ram.reach;
         client.execute(questions::set_balloon((!is_all).then_some(size))).await?;
-        done.push(if size > original {
-            format!("balloon to {size} instead of the original {original}: its guest uses that")
-        } else {
-            format!("balloon back to {size}")
-        });
+        done.push(told(size, original));
     }
     Ok(if done.is_empty() { "nothing had been changed".to_owned() } else { done.join(", ") })
 }
 
+/// Describes the new size of a balloon.
+pub(super) fn told(size: Bytes, original: Bytes) -> String {
+    if size > original {
+        format!("balloon to {size} instead of the original {original}: its guest uses that")
+    } else {
+        format!("balloon back to {size}")
+    }
+}
+
 /// The original balloon size, adjusted for RAM plugged since then: `recorded` was the size when
 /// the VM had `then` of RAM, and it has `now`.
-fn original(recorded: Bytes, then: Option<Bytes>, now: Bytes) -> Bytes {
+pub(super) fn original(recorded: Bytes, then: Option<Bytes>, now: Bytes) -> Bytes {
     then.map_or(recorded, |then| now.minus(then.minus(recorded)))
 }
 
@@ -157,8 +170,13 @@ async fn spare(client: &mut QmpClient, device: &str) -> Result<Option<Bytes>, Qm
 
 fn spare_in(answer: &Value, wall_ms: u64) -> Option<Bytes> {
     let (stats, date) = guest_stats::parse(answer).ok()?;
+    spare_of(&stats, date, wall_ms)
+}
+
+/// Memory that a guest with these statistics can lose; their date is in epoch seconds.
+pub(super) fn spare_of(stats: &GuestStats, date: u64, wall_ms: u64) -> Option<Bytes> {
     let is_fresh = Millis(date.saturating_mul(1000).abs_diff(wall_ms)) <= tuning::STALE_AFTER;
-    let GuestStats { total, available, free, swap_out, .. } = stats;
+    let GuestStats { total, available, free, swap_out, .. } = *stats;
     if swap_out.is_some_and(|swapped| !swapped.is_zero()) {
         return Some(Bytes(u64::MAX));
     }

@@ -15,6 +15,7 @@ pub mod dedup;
 mod disk;
 pub mod free_pages;
 pub mod ksm;
+pub mod libvirt;
 pub mod names;
 mod overload;
 pub mod plan;

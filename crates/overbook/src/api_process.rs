@@ -36,7 +36,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::helper::outlive_signals;
 use crate::http::{self, Ask, Asks, Inside, Listeners, Outcome, Token};
-use crate::lines::{JsonLines, Numbered, line, nonsense};
+use drivers::lines::{JsonLines, Numbered, line, nonsense};
 
 /// Maximum length of a question in bytes: a few names of some hundred bytes, and numbers.
 pub(crate) const MOST_ASK: usize = 64 << 10;

@@ -19,6 +19,7 @@ mod explain;
 mod group;
 mod history;
 mod lab;
+mod libvirt;
 mod mrc;
 mod output;
 mod pages;
@@ -138,6 +139,8 @@ enum CliCommand {
     Man(pages::Directory),
     /// Real guests on this machine: runs `overbook-lab`
     Lab(lab::Arguments),
+    /// Manage domains of libvirt: runs `overbook-libvirt`, a package of its own
+    Libvirt(libvirt::Arguments),
 }
 
 /// The output format.
@@ -208,6 +211,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         CliCommand::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
         CliCommand::Man(directory) => pages::man(&directory, Cli::command()),
         CliCommand::Lab(arguments) => lab::run(&arguments),
+        CliCommand::Libvirt(arguments) => libvirt::run(&arguments),
     }
 }
 

@@ -118,7 +118,9 @@ impl Daemon {
         let period = Duration::from_millis(tuning::PERIOD.0);
         let (globs, groups) = (spec.host.qmp.clone(), spec.groups.clone());
         let processes = spec.host.attach == model::AttachSpec::On;
-        let drivers = Drivers::new(Settings { globs, processes, groups, period, records })?;
+        let libvirt = spec.runtime_directory().join(model::libvirt::SOCKET_NAME);
+        let settings = Settings { globs, processes, groups, period, libvirt, records };
+        let drivers = Drivers::new(settings)?;
         let pause = PauseFile::in_state(state);
         // Set before the drivers' tasks first run: a paused daemon touches nothing.
         let mut workers = Workers::default();
@@ -217,7 +219,7 @@ impl Daemon {
 
     fn tick(&mut self) -> Published {
         let started = Instant::now();
-        let spec = self.reloader.spec();
+        let spec = self.drivers.with_domains(&self.reloader.spec());
         let memory = self.memory.clone();
         let (drivers, workers, ksm) = (&mut self.drivers, &mut self.workers, &mut self.ksm);
         let disks = &mut self.disks;
@@ -339,7 +341,7 @@ impl Daemon {
         })?;
         log::info(&format!("the configuration was read again: {news}"));
         self.reloader.waiting().iter().for_each(|waiting| log::warn(waiting));
-        let spec = self.reloader.spec();
+        let spec = self.drivers.with_domains(&self.reloader.spec());
         if let Err(error) = self.drivers.configure(&spec) {
             log::warn(&error.to_string());
         }

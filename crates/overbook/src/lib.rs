@@ -11,7 +11,7 @@ mod helper;
 pub mod history;
 pub mod http;
 mod learned_file;
-mod lines;
+
 mod loan_news;
 pub mod lock;
 mod matrix_chart;

@@ -122,6 +122,7 @@ fn with_journal(dir: &Path, journal: Journal) -> Drivers {
         processes: false,
         groups: BTreeMap::new(),
         period: PERIOD,
+        libvirt: dir.join("libvirt.sock"),
         records: Records::new(journal),
     })
     .unwrap()

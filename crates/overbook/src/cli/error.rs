@@ -38,9 +38,11 @@ pub enum CliError {
         /// The error.
         error: serde_json::Error,
     },
-    /// The laboratory is not installed.
-    #[error("`overbook-lab` was found neither next to {beside} nor in {library} nor in PATH")]
-    NoLab {
+    /// A program of another package is not installed.
+    #[error("`{name}` was found neither next to {beside} nor in {library} nor in PATH")]
+    NoProgram {
+        /// The program.
+        name: &'static str,
         /// The directory of this program.
         beside: PathBuf,
         /// The directory that packages install it in.

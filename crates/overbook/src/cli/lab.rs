@@ -12,7 +12,6 @@ use clap::Args;
 
 use super::{error::CliError, output::Output};
 
-const NAME: &str = "overbook-lab";
 const LIBRARY: &str = "/usr/lib/overbook";
 
 #[derive(Debug, Args)]
@@ -24,18 +23,26 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
-    let path = find()?;
+    become_program("overbook-lab", &arguments.arguments)
+}
+
+/// Runs another program of Overbook in place of this one.
+pub(super) fn become_program(
+    name: &'static str,
+    arguments: &[OsString],
+) -> Result<Output, CliError> {
+    let path = find(name)?;
     // `exec` returns only when it fails.
-    let error = Command::new(&path).args(&arguments.arguments).exec();
+    let error = Command::new(&path).args(arguments).exec();
     Err(CliError::File { path, error })
 }
 
-fn find() -> Result<PathBuf, CliError> {
+fn find(name: &'static str) -> Result<PathBuf, CliError> {
     let this = env::current_exe().unwrap_or_default();
     let beside = this.parent().unwrap_or(Path::new("."));
     let path = env::var_os("PATH").unwrap_or_default();
     let places = [beside.to_path_buf(), PathBuf::from(LIBRARY)];
-    let found = places.into_iter().chain(env::split_paths(&path)).map(|dir| dir.join(NAME));
-    let missing = || CliError::NoLab { beside: this.clone(), library: LIBRARY };
+    let found = places.into_iter().chain(env::split_paths(&path)).map(|dir| dir.join(name));
+    let missing = || CliError::NoProgram { name, beside: this.clone(), library: LIBRARY };
     found.into_iter().find(|file| file.is_file()).ok_or_else(missing)
 }

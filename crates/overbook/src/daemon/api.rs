@@ -23,7 +23,7 @@ use crate::http::{Ask, Doors, Outcome, Question};
 type Asks = mpsc::Sender<Ask>;
 use api::published::Latest;
 
-use crate::lines::{JsonLines, Numbered, line, nonsense};
+use drivers::lines::{JsonLines, Numbered, line, nonsense};
 
 /// Interval at which the socket's file is checked.
 const LOOK: Duration = Duration::from_secs(1);

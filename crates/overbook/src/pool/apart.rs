@@ -33,7 +33,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::helper::{Helper, outlive_signals};
-use crate::lines::{JsonLines, Numbered, line, nonsense};
+use drivers::lines::{JsonLines, Numbered, line, nonsense};
 
 /// Maximum length of an answer, in bytes: all records of one host, written as numbers.
 const MOST_ANSWER: usize = 32 << 20;

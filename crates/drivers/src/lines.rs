@@ -8,25 +8,25 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// A request or its answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Numbered<T> {
+pub struct Numbered<T> {
     /// Identifies the request among those in flight.
-    pub(crate) id: u64,
+    pub id: u64,
     /// The request, or the answer.
-    pub(crate) what: T,
+    pub what: T,
 }
 
 /// Encodes `value` as a line.
 ///
 /// # Errors
 /// It has maps whose keys are not strings.
-pub(crate) fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
+pub fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     Ok(line)
 }
 
 /// Reads values, one a line.
-pub(crate) struct JsonLines<R> {
+pub struct JsonLines<R> {
     reader: R,
     line: Vec<u8>,
     most: usize,
@@ -34,7 +34,7 @@ pub(crate) struct JsonLines<R> {
 
 impl<R: AsyncBufRead + Unpin> JsonLines<R> {
     /// Accepts lines of at most `most` bytes.
-    pub(crate) const fn new(reader: R, most: usize) -> Self {
+    pub const fn new(reader: R, most: usize) -> Self {
         Self { reader, line: Vec::new(), most }
     }
 
@@ -42,7 +42,7 @@ impl<R: AsyncBufRead + Unpin> JsonLines<R> {
     ///
     /// # Errors
     /// Errors of the reader; a line that is too long, cut off, or invalid.
-    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+    pub async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let left = (self.most + 1).saturating_sub(self.line.len());
         let mut within = (&mut self.reader).take(left as u64);
         within.read_until(b'\n', &mut self.line).await?;
@@ -59,7 +59,7 @@ impl<R: AsyncBufRead + Unpin> JsonLines<R> {
 }
 
 /// An error for a peer that violates this format.
-pub(crate) fn nonsense(what: impl Into<String>) -> io::Error {
+pub fn nonsense(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 

@@ -1,0 +1,40 @@
+//! A limit on things that are under way at the same time.
+
+use std::sync::Arc;
+
+/// A number of places. Each is taken until its [`Place`] is dropped.
+#[derive(Debug)]
+pub(crate) struct Places {
+    taken: Arc<()>,
+    most: usize,
+}
+
+/// A taken place.
+#[derive(Debug)]
+pub(crate) struct Place(#[expect(dead_code, reason = "counted until it is dropped")] Arc<()>);
+
+impl Places {
+    /// Free places.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { taken: Arc::new(()), most }
+    }
+
+    /// A place, if one is free. Two threads that ask at the same time may get one too many.
+    pub(crate) fn take(&self) -> Option<Place> {
+        (Arc::strong_count(&self.taken) <= self.most).then(|| Place(Arc::clone(&self.taken)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_free_again_when_it_is_dropped() {
+        let places = Places::new(1);
+        let place = places.take().unwrap();
+        assert!(places.take().is_none());
+        drop(place);
+        assert!(places.take().is_some());
+    }
+}

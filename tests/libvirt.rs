@@ -1,0 +1,381 @@
+//! libvirt's domains, end to end: a real libvirtd with five domains, `overbook-libvirt` and the
+//! daemon. Neither has a monitor of its own in any QEMU.
+//!
+//! libvirtd needs root and directories of the system. So the test runs itself again in namespaces
+//! of its own (processes, mounts, network), where it hides the host's libvirt, and where the
+//! daemon finds no other QEMU. All of it ends with the namespaces.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use lab::command::own_program;
+use lab::machine::KERNEL_BASICS;
+use model::Bytes;
+use overbook_tests::{provisions, skip, take_turn, text};
+use serde_json::Value;
+
+/// Set in the namespaces: the directory of the test's files.
+const INSIDE: &str = "OVERBOOK_LIBVIRT_TEST";
+const NAME: &str = "libvirts_domains_are_found_balanced_and_left_as_they_were";
+const BASE: Bytes = Bytes::mib(128);
+const MAX: Bytes = Bytes::mib(256);
+/// The array of the guest that is short of memory.
+const SET_MIB: u64 = 110;
+/// Maximum time of any wait, long enough for a busy machine.
+const LIMIT: Duration = Duration::from_secs(240);
+const POLL: Duration = Duration::from_millis(200);
+/// Directories of the system's libvirt, which the namespace hides.
+const HIDDEN: [&str; 5] =
+    ["/run/libvirt", "/var/lib/libvirt", "/etc/libvirt", "/var/log/libvirt", "/var/cache/libvirt"];
+/// The place in the namespace at which libvirt's user finds an unpacked QEMU.
+const QEMU_ROOT: &str = "/mnt";
+/// The domains: four of the group `shop` by their metadata, and one without metadata.
+const DOMAINS: [&str; 5] = ["hungry", "idle-1", "idle-2", "idle-3", "stray"];
+const METADATA: &str = "xmlns:o=\"https://overbook.example/libvirt/1\" group=\"shop\" \
+    min=\"64 MiB\" base=\"128 MiB\" max=\"256 MiB\"";
+
+#[test]
+fn libvirts_domains_are_found_balanced_and_left_as_they_were() {
+    if let Some(dir) = std::env::var_os(INSIDE) {
+        return inside(Path::new(&dir));
+    }
+    let Some(_turn) = take_turn() else { return };
+    if !own_program("overbook-libvirt").unwrap().is_file() {
+        return skip("overbook-libvirt is not built; `make e2e` does that");
+    }
+    if !Path::new("/usr/sbin/libvirtd").exists() {
+        return skip("there is no libvirtd: install libvirt-daemon-system and libvirt-clients");
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip("libvirtd for the whole system needs root");
+    }
+    if provisions().is_none() {
+        return;
+    }
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    // The shell is process 1 there, and reaps QEMUs that libvirt leaves to it.
+    let status = Command::new("unshare")
+        .args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["--propagation", "private", "sh", "-c", "\"$@\" & wait $!", "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(INSIDE, dir.path())
+        .status()
+        .unwrap();
+    assert!(status.success(), "in its namespaces: {status}");
+}
+
+/// libvirtd and its domains, `overbook-libvirt`, and the daemon.
+struct Host {
+    dir: PathBuf,
+    libvirtd: Child,
+    helper: Child,
+    daemon: Child,
+}
+
+fn inside(dir: &Path) {
+    prepare(dir);
+    let libvirtd = start_libvirtd(dir);
+    let provisions = provisions().unwrap();
+    let emulator = emulator(dir, &provisions);
+    for (from, to) in
+        [(&provisions.image.kernel, "kernel"), (&provisions.image.initramfs, "initrd")]
+    {
+        fs::copy(from, dir.join(to)).unwrap();
+        fs::set_permissions(dir.join(to), Permissions::from_mode(0o644)).unwrap();
+    }
+    for name in DOMAINS {
+        let file = dir.join(format!("{name}.xml"));
+        fs::write(&file, description(dir, &emulator, name)).unwrap();
+        virsh(&["define", file.to_str().unwrap()]);
+        virsh(&["start", name]);
+    }
+    fs::write(dir.join("overbook.toml"), configuration(dir)).unwrap();
+    let (helper, daemon) = (start_helper(dir), start_daemon(dir));
+    let mut host = Host { dir: dir.to_owned(), libvirtd, helper, daemon };
+
+    found_and_limited(&host);
+    balanced(&host);
+    survives(&mut host);
+    noticed(&host);
+    released(&host);
+    managed_and_back(&host);
+    let all = DOMAINS.map(|name| virsh(&["dominfo", name])).concat();
+    assert!(!all.contains("tainted"), "{all}");
+}
+
+fn found_and_limited(host: &Host) {
+    host.until("all domains are found, with what libvirt tells of them", |host| {
+        DOMAINS.iter().all(|name| {
+            let vm = host.vm(name);
+            vm["balloon_bytes"].is_u64() && vm["guest_free_bytes"].is_u64()
+        })
+    });
+    for name in ["hungry", "idle-1", "idle-2", "idle-3"] {
+        host.until("its metadata is in force", |host| host.vm(name)["group"] == "shop");
+        let vm = host.vm(name);
+        let limits = ["min_bytes", "base_bytes", "max_bytes"].map(|key| vm[key].as_u64());
+        assert_eq!(limits, [Bytes::mib(64), BASE, MAX].map(|size| Some(size.0)), "{vm}");
+        assert_eq!(vm["unsupported"]["balloon"], Value::Null, "{vm}");
+    }
+    let stray = host.vm("stray");
+    assert_eq!((&stray["group"], &stray["link_up"]), (&Value::Null, &true.into()), "{stray}");
+}
+
+fn balanced(host: &Host) {
+    host.until("the hungry guest has more than its base", |host| {
+        host.actual("hungry") > BASE.plus(Bytes::mib(16))
+    });
+    host.until("idle guests have less", |host| {
+        ["idle-1", "idle-2", "idle-3"].iter().any(|name| host.actual(name) < BASE)
+    });
+    assert_eq!(host.actual("stray"), BASE, "it is in no group");
+}
+
+fn survives(host: &mut Host) {
+    host.helper.kill().unwrap();
+    host.helper.wait().unwrap();
+    host.until("its silence is told", |host| {
+        let why = host.vm("hungry")["link_error"].take();
+        why.as_str().is_some_and(|why| why.contains("overbook-libvirt"))
+    });
+    assert_eq!(host.vm("hungry")["group"], "shop", "it stays in its group");
+    host.helper = start_helper(&host.dir);
+    host.until_linked();
+
+    host.libvirtd.kill().unwrap();
+    host.libvirtd.wait().unwrap();
+    host.until("libvirt's end is told", |host| {
+        host.vm("hungry")["link_error"].as_str().is_some_and(|why| why.contains("libvirt"))
+    });
+    host.libvirtd = start_libvirtd(&host.dir);
+    host.until_linked();
+    let running = virsh(&["list", "--name"]);
+    assert_eq!(running.split_whitespace().count(), DOMAINS.len(), "{running}");
+
+    host.daemon.kill().unwrap();
+    host.daemon.wait().unwrap();
+    host.daemon = start_daemon(&host.dir);
+    host.until_linked();
+}
+
+fn noticed(host: &Host) {
+    // A domain of no group, too, is told of; one of a group is left alone.
+    host.until("the guest has been seen at rest", |host| {
+        let sizes = [(); 2].map(|()| {
+            std::thread::sleep(Duration::from_secs(2));
+            host.actual("idle-3")
+        });
+        sizes[0] == sizes[1]
+    });
+    virsh(&["setmem", "idle-3", "200M", "--live"]);
+    host.until("the move by another program is told", |host| {
+        host.vm("idle-3").to_string().contains("another program moved its balloon")
+    });
+    assert!(host.actual("idle-3") > BASE, "it is left alone");
+}
+
+fn released(host: &Host) {
+    let output = host.overbook(&["release"]);
+    assert!(output.status.success(), "{}", text(&output));
+    host.until("the guests have what they had", |host| {
+        ["hungry", "idle-1", "idle-2"].iter().all(|name| host.actual(name) >= BASE)
+    });
+    let live = virsh(&["dumpxml", "idle-1"]);
+    assert!(live.contains("<stats period='5'/>"), "{live}");
+}
+
+fn managed_and_back(host: &Host) {
+    let read = || virsh(&["dumpxml", "--inactive", "--security-info", "idle-1"]);
+    let before = read();
+    let run = |arguments: &[&str]| host.overbook(&[&["libvirt"], arguments].concat());
+    let shown = run(&["manage", "idle-1"]);
+    assert!(!shown.status.success() && read() == before, "nothing is written without a yes");
+    assert!(text(&shown).contains("+    <qemu:env name='LD_PRELOAD'"), "{}", text(&shown));
+    let managed = run(&["manage", "idle-1", "--yes"]);
+    assert!(managed.status.success(), "{}", text(&managed));
+    let after = read();
+    assert!(after.contains("freePageReporting='on'") && after.contains("liboverbook_shim.so"));
+    let back = run(&["unmanage", "idle-1", "--yes"]);
+    assert!(back.status.success(), "{}", text(&back));
+    assert_eq!(read(), before);
+}
+
+impl Host {
+    fn overbook(&self, arguments: &[&str]) -> Output {
+        let config = self.dir.join("overbook.toml");
+        overbook_tests::program().arg("--config").arg(config).args(arguments).output().unwrap()
+    }
+
+    /// A VM in `status`; null if it is not found.
+    fn vm(&self, name: &str) -> Value {
+        let output = self.overbook(&["status", "--json"]);
+        let Ok(page) = serde_json::from_slice::<Value>(&output.stdout) else { return Value::Null };
+        let vms = page["vms"].as_array().unwrap();
+        vms.iter().find(|vm| vm["name"] == name).cloned().unwrap_or_default()
+    }
+
+    /// The guest's memory, as libvirt reports it.
+    fn actual(&self, name: &str) -> Bytes {
+        let stats = virsh(&["dommemstat", name]);
+        let actual = stats.lines().find_map(|line| line.strip_prefix("actual "));
+        Bytes(actual.unwrap().trim().parse::<u64>().unwrap() << 10)
+    }
+
+    fn until_linked(&self) {
+        self.until("all are linked again", |host| {
+            DOMAINS.iter().all(|name| {
+                let vm = host.vm(name);
+                vm["link_up"] == true && vm["migration"] == "none"
+            })
+        });
+    }
+
+    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !is_so(self) {
+            if Instant::now() > deadline {
+                let log = |name: &str| {
+                    let log = fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+                    format!("\n{name}:\n{}", lab::command::last_lines(&log, 30))
+                };
+                let status = text(&self.overbook(&["status", "--json"]));
+                let logs = ["daemon.log", "helper.log", "libvirtd.log", "hungry.console"].map(log);
+                panic!("waited in vain until {what}\n{status}{}", logs.concat());
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+/// Hides the host's libvirt, and configures an own one.
+fn prepare(dir: &Path) {
+    for hidden in HIDDEN {
+        fs::create_dir_all(hidden).unwrap();
+        run("mount", &["-t", "tmpfs", "tmpfs", hidden]);
+    }
+    run("ip", &["link", "set", "lo", "up"]);
+    let qemu = "security_driver = \"none\"\nnamespaces = []\ncgroup_controllers = []\n\
+        stdio_handler = \"file\"\nremember_owner = 0\n";
+    fs::write("/etc/libvirt/qemu.conf", qemu).unwrap();
+    fs::write("/etc/libvirt/libvirtd.conf", "auth_unix_rw = \"none\"\n").unwrap();
+    let files = dir.join("files");
+    fs::create_dir(&files).unwrap();
+    fs::set_permissions(&files, Permissions::from_mode(0o777)).unwrap();
+    run("virtlogd", &["-d"]);
+}
+
+fn start_libvirtd(dir: &Path) -> Child {
+    let child = spawn(dir, "libvirtd.log", Command::new("/usr/sbin/libvirtd"));
+    let deadline = Instant::now() + LIMIT;
+    while !connected(&["version"]).status.success() {
+        assert!(Instant::now() < deadline, "libvirtd does not come up");
+        std::thread::sleep(POLL);
+    }
+    child
+}
+
+fn start_helper(dir: &Path) -> Child {
+    let mut command = Command::new(own_program("overbook-libvirt").unwrap());
+    command.args(["serve", "--socket"]).arg(dir.join("run/libvirt.sock"));
+    fs::create_dir_all(dir.join("run")).unwrap();
+    spawn(dir, "helper.log", command)
+}
+
+fn start_daemon(dir: &Path) -> Child {
+    let mut command = overbook_tests::program();
+    command.arg("--config").arg(dir.join("overbook.toml")).arg("daemon");
+    spawn(dir, "daemon.log", command)
+}
+
+fn spawn(dir: &Path, log: &str, mut command: Command) -> Child {
+    let log = File::options().create(true).append(true).open(dir.join(log)).unwrap();
+    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
+}
+
+fn configuration(dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        "[host]\nqmp = [\"{dir}/none/*.sock\"]\nstate = \"{dir}/run/state\"\nattach = \"on\"\n\n\
+         [mode]\nballoon = \"enforce\"\n\n[api]\nsocket = \"{dir}/run/overbook.sock\"\n\n\
+         [group.shop]\nvms = [\"shop-*\"]\ntracking = \"off\"\nattach = \"off\"\n"
+    )
+}
+
+/// The emulator for libvirt: a program that knows where the parts of an unpacked QEMU are.
+fn emulator(dir: &Path, provisions: &lab::Provisions) -> PathBuf {
+    let Some(root) = provisions.qemu.unpacked() else { return provisions.qemu.program.clone() };
+    run("mount", &["--bind", root.to_str().unwrap(), QEMU_ROOT]);
+    run("mount", &["-o", "remount,bind,ro", QEMU_ROOT]);
+    let program = dir.join("qemu-system-x86_64");
+    let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"]
+        .map(|directory| format!("{QEMU_ROOT}/{directory}"))
+        .join(":");
+    let script = format!(
+        "#!/bin/sh\nexport LD_LIBRARY_PATH={libraries}\n\
+         exec {QEMU_ROOT}/usr/bin/qemu-system-x86_64 -L {QEMU_ROOT}/usr/share/qemu \
+         -L {QEMU_ROOT}/usr/share/seabios \"$@\"\n"
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+fn description(dir: &Path, emulator: &Path, name: &str) -> String {
+    let (dir, emulator) = (dir.display(), emulator.display());
+    let (max, base) = (MAX.0 >> 10, BASE.0 >> 10);
+    let metadata = match name {
+        "stray" => String::new(),
+        _ => format!("<metadata><o:vm {METADATA}/></metadata>"),
+    };
+    let workload = match name {
+        "hungry" => format!("random-array,--mb,{SET_MIB},--record-kb,64"),
+        _ => "idle".to_owned(),
+    };
+    let swap = format!("{dir}/files/{name}.swap");
+    File::create(&swap).unwrap().set_len(MAX.0).unwrap();
+    fs::set_permissions(&swap, Permissions::from_mode(0o666)).unwrap();
+    let line = format!(
+        "{KERNEL_BASICS} tsc=reliable tsc_early_khz={} overbook.name={name} \
+         overbook.balloon_kb={} overbook.run={workload},--seed,1",
+        sys::tsc::khz(),
+        max - base,
+    );
+    format!(
+        "<domain type='qemu'><name>{name}</name>{metadata}<memory unit='KiB'>{max}</memory>\
+         <currentMemory unit='KiB'>{base}</currentMemory><vcpu>1</vcpu>\
+         <os><type arch='x86_64' machine='q35'>hvm</type><kernel>{dir}/kernel</kernel>\
+         <initrd>{dir}/initrd</initrd><cmdline>{line}</cmdline></os>\
+         <features><acpi/><apic/></features><cpu mode='maximum'/>\
+         <clock offset='utc'><timer name='hpet' present='no'/></clock>\
+         <on_reboot>destroy</on_reboot><devices><emulator>{emulator}</emulator>\
+         <disk type='file' device='disk'><driver name='qemu' type='raw'/>\
+         <source file='{swap}'/><target dev='vda' bus='virtio'/><serial>swap</serial></disk>\
+         <serial type='file'><source path='{dir}/files/{name}.console'/><target port='0'/></serial>\
+         <serial type='file'><source path='{dir}/files/{name}.metrics'/><target port='1'/></serial>\
+         <memballoon model='virtio'><stats period='5'/></memballoon></devices></domain>"
+    )
+}
+
+fn connected(arguments: &[&str]) -> Output {
+    let mut command = Command::new("virsh");
+    command.args(["-q", "-c", "qemu:///system"]).args(arguments).output().unwrap()
+}
+
+/// The output of `virsh`, which must succeed.
+fn virsh(arguments: &[&str]) -> String {
+    let output = connected(arguments);
+    assert!(output.status.success(), "virsh {arguments:?}: {}", text(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", text(&output));
+}
