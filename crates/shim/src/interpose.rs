@@ -400,8 +400,8 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
     let turn = quietly(lock_first);
     let result = call();
     keep_errno(|| {
-        if let Some(turn) = &turn {
-            disks::has_opened(turn);
+        if let Some(turn) = turn {
+            disks::has_opened(&turn);
         }
     });
     result
