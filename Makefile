@@ -74,13 +74,17 @@ experiments: build ## Beside these, a shim with the paper's hot set: for meb-ove
 bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
 
-deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
+deb: build $(TOOLS)/bin/cargo-deb ## Debian packages of Overbook, of its lab, and of their symbols, in target/debian
+	rm -rf $(PAGES)
 	mkdir -p $(PAGES)/man $(PAGES)/completions
 	$(BIN)/overbook man $(PAGES)/man
+	gzip -9n $(PAGES)/man/*.1
 	for shell in bash zsh fish; do \
 		$(BIN)/overbook completions $$shell > $(PAGES)/completions/overbook.$$shell; \
 	done
-	$(TOOLS)/bin/cargo-deb -p overbook --no-build --locked
+	for package in overbook overbook-lab; do \
+		$(TOOLS)/bin/cargo-deb -p $$package --no-build --locked; \
+	done
 
 # Debian's own, unpacked privately: nothing is installed.
 $(PROTOC):
