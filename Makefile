@@ -107,15 +107,18 @@ experiments: build ## Beside these, a shim with the paper's hot set: for meb-ove
 bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
 
-deb: build $(TOOLS)/bin/cargo-deb ## The Debian packages, in target/debian
+deb: build $(TOOLS)/bin/cargo-deb ## Debian packages: Overbook, its lab, its libvirt part, and symbols
 	@test -e $(SITE) || { echo "deb: $(NODE_MISSING)" >&2; exit 1; }
+	rm -rf $(PAGES)
 	mkdir -p $(PAGES)/man $(PAGES)/completions
 	$(BIN)/overbook man $(PAGES)/man
+	gzip -9n $(PAGES)/man/*.1
 	for shell in bash zsh fish; do \
 		$(BIN)/overbook completions $$shell > $(PAGES)/completions/overbook.$$shell; \
 	done
-	$(TOOLS)/bin/cargo-deb -p overbook --no-build --locked
-	$(TOOLS)/bin/cargo-deb -p overbook-libvirt --no-build --locked
+	for package in overbook overbook-lab overbook-libvirt; do \
+		$(TOOLS)/bin/cargo-deb -p $$package --no-build --locked; \
+	done
 
 # Installed, for its library finds its parts only where the package puts them. Only overbook-libvirt links it.
 libvirt:

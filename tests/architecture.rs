@@ -6,33 +6,22 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
-/// The crates in order; each may depend only on those before it.
-const ORDER: [&str; 21] = [
-    "overbook-model",
-    "overbook-policy",
-    "overbook-pages",
-    "overbook-sys",
-    "overbook-protocol",
-    "overbook-pageserver",
-    "overbook-cluster",
-    "overbook-shim",
-    "overbook-stand-in",
-    "overbook-tracer",
-    "overbook-libvirt",
-    "overbook-tables",
-    "overbook-worker",
-    "overbook-drivers",
-    "overbook-disks",
-    "overbook-api",
-    "overbook",
-    "overbook-sim",
-    "overbook-lab",
-    "overbook-guest",
-    "overbook-tests",
+/// Crates that need none of the workspace, and that none needs.
+const APART: [&str; 3] = ["stand-in", "tracer", "guest"];
+
+/// Packages that a crate must not need, not even through others.
+const BARRED: [(&str, &[&str]); 7] = [
+    ("policy", &["overbook-sys", "tokio"]),
+    ("sim", &["overbook-sys", "tokio"]),
+    ("overbook", &["overbook-libvirt", "virt", "virt-sys"]),
+    ("worker", &["axum", "hyper", "rusqlite", "etcd-client", "overbook-cluster", "tokio"]),
+    ("drivers", &["axum", "hyper", "rusqlite", "etcd-client", "overbook-cluster"]),
+    ("disks", &["axum", "hyper", "rusqlite", "etcd-client", "overbook-cluster"]),
+    ("api", &["axum", "rusqlite", "etcd-client", "overbook-cluster", "overbook-sys"]),
 ];
 
 /// Crates without any access to the outside.
@@ -101,38 +90,85 @@ fn has_unsafe(text: &str) -> bool {
     })
 }
 
+/// The layers of crates in ARCHITECTURE.md: the names between its arrows, lowest layer first.
+fn layers(text: &str) -> Vec<Vec<&str>> {
+    let edges = text.split_once("Edges between crates go one way:").unwrap().1;
+    let edges = edges.split_once(". ").unwrap().0;
+    edges.split('←').map(|layer| layer.split('`').skip(1).step_by(2).collect()).collect()
+}
+
+/// The name of a crate in ARCHITECTURE.md.
+fn short(package: &str) -> &str {
+    package.strip_prefix("overbook-").unwrap_or(package)
+}
+
+/// The dependencies of all packages, as cargo resolves them for this platform.
+fn metadata() -> cargo_metadata::Metadata {
+    let options = ["--locked", "--offline", "--filter-platform", "x86_64-unknown-linux-gnu"];
+    cargo_metadata::MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .other_options(options.map(str::to_owned))
+        .exec()
+        .unwrap()
+}
+
 #[test]
 fn crates_need_only_those_above_them() {
-    let metadata = cargo_metadata::MetadataCommand::new()
-        .manifest_path(root().join("Cargo.toml"))
-        .no_deps()
-        .exec()
-        .unwrap();
-    let place: BTreeMap<&str, usize> = ORDER.iter().enumerate().map(|(i, n)| (*n, i)).collect();
-    assert_eq!(metadata.packages.len(), ORDER.len(), "a crate is missing from the order");
-    for package in &metadata.packages {
-        let own = place[package.name.as_str()];
-        for dependency in &package.dependencies {
-            if let Some(other) = place.get(dependency.name.as_str()) {
-                assert!(*other < own, "{} must not need {}", package.name, dependency.name);
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let metadata = metadata();
+    let place: BTreeMap<&str, usize> = layers(&text)
+        .into_iter()
+        .enumerate()
+        .flat_map(|(layer, names)| names.into_iter().map(move |name| (name, layer)))
+        .collect();
+    let own: BTreeSet<&str> =
+        metadata.workspace_packages().iter().map(|package| short(&package.name)).collect();
+    let told: BTreeSet<&str> = place.keys().copied().chain(APART).collect();
+    assert_eq!(told, own, "the crates that ARCHITECTURE.md names, and those that there are");
+    for package in metadata.workspace_packages() {
+        let name = short(&package.name);
+        for other in package.dependencies.iter().map(|dependency| short(&dependency.name)) {
+            if !own.contains(other) {
+                continue;
             }
+            let is_below = place.get(other).zip(place.get(name)).is_some_and(|(a, b)| a < b);
+            assert!(is_below, "{name} must not need {other}");
         }
     }
-    let needs = |package: &str, other: &str| {
-        let package = metadata.packages.iter().find(|p| p.name.as_str() == package).unwrap();
-        package.dependencies.iter().any(|d| d.name == other)
-    };
-    assert!(!needs("overbook-sim", "overbook-sys"), "the simulator has no kernel");
-    assert!(!needs("overbook-policy", "overbook-sys"), "the policy has no kernel");
-    assert!(!needs("overbook-policy", "tokio"), "the policy does not wait");
-    for apart in ["axum", "hyper", "rusqlite", "overbook-cluster", "etcd-client"] {
-        assert!(!needs("overbook-drivers", apart), "the drivers need no {apart}");
-        assert!(!needs("overbook-disks", apart), "the disks need no {apart}");
-        assert!(!needs("overbook-api", apart) || apart == "hyper", "the API needs no {apart}");
+}
+
+/// The packages that this one needs when it runs, also through others.
+fn needs(metadata: &cargo_metadata::Metadata, name: &str) -> BTreeSet<String> {
+    let nodes = &metadata.resolve.as_ref().unwrap().nodes;
+    let packages = metadata.workspace_packages();
+    let first = packages.iter().find(|package| short(&package.name) == name).unwrap();
+    let (mut found, mut open) = (BTreeSet::new(), vec![&first.id]);
+    while let Some(id) = open.pop() {
+        if !found.insert(id) {
+            continue;
+        }
+        let node = nodes.iter().find(|node| node.id == *id).unwrap();
+        let is_normal = |kind: &cargo_metadata::DepKindInfo| {
+            kind.kind == cargo_metadata::DependencyKind::Normal
+        };
+        let needed = node.deps.iter().filter(|dep| dep.dep_kinds.iter().any(is_normal));
+        open.extend(needed.map(|dep| &dep.pkg));
     }
-    for apart in ["axum", "hyper", "rusqlite", "overbook-cluster", "tokio"] {
-        assert!(!needs("overbook-worker", apart), "the worker needs no {apart}");
+    found.into_iter().map(|id| metadata[id].name.to_string()).collect()
+}
+
+#[test]
+fn no_crate_needs_what_is_not_its_own() {
+    let metadata = metadata();
+    for (name, barred) in BARRED {
+        let needed = needs(&metadata, name);
+        for other in barred {
+            assert!(!needed.contains(*other), "{name} must not need {other}");
+        }
     }
+    // The search finds what is reached through others.
+    assert!(needs(&metadata, "overbook").contains("etcd-client"));
+    assert!(needs(&metadata, "disks").contains("rustls"));
 }
 
 #[test]
@@ -216,6 +252,8 @@ fn the_overview_is_short_and_names_one_file_a_row() {
 
 #[test]
 fn the_checks_can_fail() {
+    let text = "Edges between crates go one way: `a` ← `b`,\n`c` ← `d`. `e` is apart.";
+    assert_eq!(layers(text), [vec!["a"], vec!["b", "c"], vec!["d"]]);
     assert_eq!(
         named_files("see `crates/a.rs`, `b/c.rs` and `tests/d.rs`"),
         ["crates/a.rs", "tests/d.rs"]

@@ -160,9 +160,9 @@ impl Served {
     /// Writes and reads a page at varying places, and compares it with the data written.
     fn uses(&self, Connected { client, .. }: &Connected, turn: u64) {
         let offset = turn * 37 % (SIZE / u64::from(PAGE)) * u64::from(PAGE);
-        let page = vec![turn.to_le_bytes()[0]; PAGE as usize];
+        let page = bytes::Bytes::from(vec![turn.to_le_bytes()[0]; PAGE as usize]);
         self.runtime.block_on(async {
-            timeout(LIMIT, client.write(offset, &page)).await.unwrap().unwrap();
+            timeout(LIMIT, client.write(offset, page.clone())).await.unwrap().unwrap();
             let read = timeout(LIMIT, client.read(offset, PAGE)).await.unwrap().unwrap();
             assert!(read == page, "something else was read");
         });
@@ -263,12 +263,13 @@ fn a_repository_that_says_much_and_takes_nothing_costs_its_client_little() {
         saw = attacker.saw(LIMIT).unwrap();
         saw.contains("is told of 1099511627776 bytes")
     });
-    let (mut turn, long) = (0, vec![7; 1 << 20]);
+    let (mut turn, long) = (0, bytes::Bytes::from(vec![7; 1 << 20]));
     let most = served.most_while(|| {
         turn += 1;
         served.uses(&mine, turn);
         let offset = turn % (SIZE / MIB) * MIB;
-        let written = async { timeout(LIMIT, mine.client.write(offset, &long)).await.unwrap() };
+        let written =
+            async { timeout(LIMIT, mine.client.write(offset, long.clone())).await.unwrap() };
         served.runtime.block_on(written).unwrap();
     });
     let seen = attacker.all_seen();
@@ -300,7 +301,7 @@ fn silent_clients_shut_no_repository() {
         let (client, connection) =
             client::connect_tls(stream, "lease/1".to_owned(), false, with).await?;
         let running = tokio::spawn(connection.run());
-        client.write(0, b"lent").await?;
+        client.write(0, bytes::Bytes::from_static(b"lent")).await?;
         assert_eq!(client.read(0, 4).await?, b"lent");
         running.abort();
         Ok::<_, ClientError>(())
