@@ -2,9 +2,8 @@
 //!
 //! A turn begins with [`PageOps::begin_moving`] and ends with [`PageOps::settle`]. In between
 //! pages are in the [buffer](crate::buffer): [`merge`](crate::merge) compares them there, and
-//! [`cuts`](crate::cuts) has them replaced. The steps are those of
-//! [`transitions`](crate::transitions). Everything here runs under the engine's lock. QEMU's
-//! operations that forbid moves are in [`Inhibitors`].
+//! [`cuts`](crate::cuts) has them replaced. The steps are those of [`transitions`]. Everything
+//! here runs under the engine's lock. QEMU's operations that forbid moves are in [`Inhibitors`].
 
 use std::borrow::Cow;
 
