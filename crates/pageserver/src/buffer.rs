@@ -8,7 +8,7 @@
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -30,6 +30,8 @@ pub struct Incoming {
     now: ReceiveBuffer,
     /// Length of the message at the front, in bytes.
     expected: usize,
+    /// The last receive filled the buffer, so there may be more to receive at once.
+    is_filled: bool,
     /// Full buffers, of which payloads are in use.
     earlier: Vec<ReceiveBuffer>,
     /// A buffer that is not in use.
@@ -118,7 +120,9 @@ impl Incoming {
         if !self.make_room() {
             return Poll::Pending;
         }
-        pin!(stream.read_buf(&mut self.now.bytes)).poll(context)
+        let received = ready!(pin!(stream.read_buf(&mut self.now.bytes)).poll(context));
+        self.is_filled = self.now.bytes.len() == self.now.bytes.capacity();
+        Poll::Ready(received)
     }
 
     /// Finds the buffers whose payloads have been dropped. If `none` is set, no payload is in use
@@ -135,7 +139,7 @@ impl Incoming {
             if let Some(charge) = &mut self.charge {
                 charge.give(buffer.size);
             }
-            if is_unused && buffer.size <= USUAL {
+            if is_unused && (self.now.size..=USUAL).contains(&buffer.size) {
                 self.spare = Some(buffer);
             }
         }
@@ -146,6 +150,10 @@ impl Incoming {
     /// makes the buffer grow only a little. Returns whether there is room.
     fn make_room(&mut self) -> bool {
         let received = self.now.bytes.len();
+        let grows = std::mem::take(&mut self.is_filled) && self.now.size < USUAL;
+        if grows && self.replace(received, 2 * self.now.size) {
+            return true;
+        }
         if received == 0 {
             if self.now.size > USUAL {
                 self.now = ReceiveBuffer::default();
@@ -158,11 +166,11 @@ impl Incoming {
         if room >= lacks || self.now.has_room(lacks) {
             return true;
         }
-        self.replace(received)
+        self.replace(received, (2 * received).max(self.now.size))
     }
 
-    /// Continues in another buffer, a larger one if the received bytes take most of this one.
-    fn replace(&mut self, received: usize) -> bool {
+    /// Continues in another buffer, of this size if that is in bounds.
+    fn replace(&mut self, received: usize, size: usize) -> bool {
         self.reclaim(false);
         let now = self.now.size;
         let may = self
@@ -173,7 +181,7 @@ impl Incoming {
             return false;
         }
         let most = self.expected.max(USUAL).max(received + 1);
-        let size = (2 * received).max(now).clamp(FIRST, most);
+        let size = size.clamp(FIRST, most);
         let spare = self.spare.take().filter(|spare| spare.size >= size);
         let mut next = spare.unwrap_or_else(|| ReceiveBuffer::new(size));
         next.bytes.extend_from_slice(&self.now.bytes);

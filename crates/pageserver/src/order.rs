@@ -32,17 +32,12 @@ const MOST_LEFT: usize = 64;
 /// A disk whose requests are in order.
 pub struct Ordered {
     below: Arc<dyn Layer>,
-    requests: RequestOrder,
+    requests: Arc<RequestOrder>,
 }
 
-/// The requests to one disk that have not ended. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-struct RequestOrder {
-    shared: Arc<OrderShared>,
-}
-
+/// The requests to one disk that have not ended.
 #[derive(Debug, Default)]
-struct OrderShared {
+struct RequestOrder {
     state: Mutex<OrderState>,
     /// Notified whenever a request ends.
     ended: Notify,
@@ -76,7 +71,7 @@ enum RequestKind {
 /// The place of a request in the order. The request ends when this is dropped.
 #[derive(Debug)]
 struct PlaceInOrder {
-    shared: Arc<OrderShared>,
+    order: Arc<RequestOrder>,
     number: u64,
 }
 
@@ -84,7 +79,7 @@ impl Ordered {
     /// Orders the requests to `below`.
     #[must_use]
     pub fn over(below: Arc<dyn Layer>) -> Self {
-        Self { below, requests: RequestOrder::default() }
+        Self { below, requests: Arc::default() }
     }
 
     /// Changes these bytes by `what` when it is the turn of that.
@@ -97,12 +92,12 @@ impl Ordered {
         let below = self.below.clone();
         Answer::Later(Box::pin(async move {
             place.turn().await;
-            let (shared, number) = (place.shared.clone(), place.number);
+            let (order, number) = (place.order.clone(), place.number);
             let change = Box::pin(async move {
                 let _place = place;
                 what(&*below).result().await
             });
-            ToItsEnd { change: Some(change), shared, number }.await
+            ToItsEnd { change: Some(change), order, number }.await
         }))
     }
 }
@@ -110,7 +105,7 @@ impl Ordered {
 /// A change that has begun. If this is dropped before the change has ended, a task runs the rest.
 struct ToItsEnd {
     change: Option<BoxFuture<'static, Result<(), Errno>>>,
-    shared: Arc<OrderShared>,
+    order: Arc<RequestOrder>,
     number: u64,
 }
 
@@ -131,7 +126,7 @@ impl Drop for ToItsEnd {
     fn drop(&mut self) {
         // Without a runtime the whole program ends.
         if let (Some(change), Ok(runtime)) = (self.change.take(), Handle::try_current()) {
-            self.shared.state().leave(self.number);
+            self.order.state().leave(self.number);
             runtime.spawn(change);
         }
     }
@@ -139,12 +134,16 @@ impl Drop for ToItsEnd {
 
 impl RequestOrder {
     /// A request comes.
-    fn enter(&self, kind: RequestKind, bytes: Range<u64>) -> PlaceInOrder {
-        let mut state = self.shared.state();
+    fn enter(self: &Arc<Self>, kind: RequestKind, bytes: Range<u64>) -> PlaceInOrder {
+        let mut state = self.state();
         let number = state.next;
         state.next += 1;
         state.requests.push(OrderedRequest { number, kind, bytes, is_left: false });
-        PlaceInOrder { shared: self.shared.clone(), number }
+        PlaceInOrder { order: self.clone(), number }
+    }
+
+    fn state(&self) -> MutexGuard<'_, OrderState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -179,28 +178,24 @@ impl OrderState {
         }
     }
 
-    fn end(&mut self, number: u64) {
+    /// A request ends. Returns whether no other one is left.
+    fn end(&mut self, number: u64) -> bool {
         if let Ok(own) = self.requests.binary_search_by_key(&number, |request| request.number) {
             self.left -= usize::from(self.requests.remove(own).is_left);
         }
-    }
-}
-
-impl OrderShared {
-    fn state(&self) -> MutexGuard<'_, OrderState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.requests.is_empty()
     }
 }
 
 impl PlaceInOrder {
     fn is_turn(&self) -> bool {
-        self.shared.state().is_turn(self.number)
+        self.order.state().is_turn(self.number)
     }
 
     /// Waits until the request may begin.
     async fn turn(&self) {
         loop {
-            let ended = self.shared.ended.notified();
+            let ended = self.order.ended.notified();
             if self.is_turn() {
                 return;
             }
@@ -211,8 +206,11 @@ impl PlaceInOrder {
 
 impl Drop for PlaceInOrder {
     fn drop(&mut self) {
-        self.shared.state().end(self.number);
-        self.shared.ended.notify_waiters();
+        // The state is unlocked before other requests wake.
+        let is_last = self.order.state().end(self.number);
+        if !is_last {
+            self.order.ended.notify_waiters();
+        }
     }
 }
 
@@ -304,7 +302,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_is_the_turn_of_whoever_began_first() {
-        let order = RequestOrder::default();
+        let order = Arc::new(RequestOrder::default());
         let change = |bytes| order.enter(RequestKind::Change, bytes);
         let first = change(0..100);
         let second = change(50..150);
@@ -324,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_read_waits_for_changes_before_it_and_keeps_later_ones_waiting() {
-        let order = RequestOrder::default();
+        let order = Arc::new(RequestOrder::default());
         let before = order.enter(RequestKind::Change, 0..100);
         let late = order.enter(RequestKind::Read, 99..200);
         assert!(before.is_turn() && !late.is_turn());
@@ -339,12 +337,12 @@ mod tests {
         drop(other);
         assert!(after.is_turn());
         drop((beside, after));
-        assert!(order.shared.state().requests.is_empty());
+        assert!(order.state().requests.is_empty());
     }
 
     #[test]
     fn a_flush_waits_for_the_changes_before_it_and_nothing_waits_for_it() {
-        let order = RequestOrder::default();
+        let order = Arc::new(RequestOrder::default());
         let reading = order.enter(RequestKind::Read, 0..100);
         let before = order.enter(RequestKind::Change, 200..300);
         let flush = order.enter(RequestKind::Flush, 0..u64::MAX);
@@ -399,8 +397,8 @@ mod tests {
             let mut write = Box::pin(disk.write(number * 4096, page(1)).result());
             assert!((&mut write).now_or_never().is_none());
         }
-        let requests = || disk.requests.shared.state().requests.len();
-        assert_eq!((requests(), disk.requests.shared.state().left), (MOST_LEFT, MOST_LEFT));
+        let requests = || disk.requests.state().requests.len();
+        assert_eq!((requests(), disk.requests.state().left), (MOST_LEFT, MOST_LEFT));
         let mut write = Box::pin(disk.write(0, page(2)).result());
         assert!((&mut write).now_or_never().is_none());
         fault.set(InjectedFaults::default());
@@ -408,7 +406,7 @@ mod tests {
         while requests() > 0 {
             yield_now().await;
         }
-        assert_eq!(disk.requests.shared.state().left, 0);
+        assert_eq!(disk.requests.state().left, 0);
     }
 
     #[tokio::test]

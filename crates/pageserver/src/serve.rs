@@ -41,8 +41,8 @@ use patience::Patience;
 const MOST_RECEIVED: u32 = 4;
 /// Maximum number of requests and pieces in flight.
 const MOST_LATER: usize = 256;
-/// Maximum number of bytes that these hold: QEMU has sixteen requests in flight, of at most 1 MiB
-/// each.
+/// Maximum number of bytes that the reads among them hold: QEMU has sixteen requests in flight, of
+/// at most 1 MiB each.
 const MOST_HELD: usize = 16 << 20;
 
 /// Why a connection ended.

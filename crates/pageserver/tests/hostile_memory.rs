@@ -121,6 +121,55 @@ async fn a_disk_that_does_not_answer_holds_no_more_than_so_much() {
     drop(talking.await.unwrap());
 }
 
+/// A byte of a write keeps the buffer into which it was received.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_are_written_slowly_hold_no_more_than_so_much() {
+    let _turn = TURN.lock().await;
+    let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
+    let disk = Arc::new(FaultLayer::over(Arc::new(Memory::new(SIZE)), faults));
+    let budget = Arc::new(Budget::new(2 * MIB, PIECE));
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner { user: rustix::process::geteuid().as_raw(), processes: 1 };
+    let only = Arc::new(SingleExport("disk", disk.clone()));
+    let server = Server::of_one(only, owner, budget.clone());
+    let server = common::serve_at(dir.path().join("socket"), server);
+    let (mut hears, mut says) = {
+        let mut stream = server.raw().await;
+        choose(&mut stream, "disk").await;
+        stream.into_split()
+    };
+    const BYTES: usize = 60;
+    // Enough requests to fill a buffer; they are invalid and answered at once.
+    const BETWEEN: usize = 10_000;
+    let before = resident();
+    let talking = tokio::spawn(async move {
+        let nothing = raw::request(Command::Read, 2, 0, 0).repeat(BETWEEN);
+        for _ in 0..BYTES {
+            says.write_all(&raw::request(Command::Write, 1, 0, 1)).await.unwrap();
+            says.write_all(&[[7].as_slice(), &nothing].concat()).await.unwrap();
+        }
+        says
+    });
+    let hearing = tokio::spawn(async move {
+        let mut replies = vec![0; BYTES * (BETWEEN + 1) * 16];
+        hears.read_exact(&mut replies).await.unwrap();
+        replies
+    });
+    common::waits_for("the budget to be used up", || budget.used() >= 2 * MIB - PIECE).await;
+    for _ in 0..20 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        assert!(budget.used() <= 2 * MIB, "{} bytes are held", budget.used());
+        // The replies themselves take most of this.
+        grown_by_less_than(16, before);
+    }
+    disk.set(InjectedFaults::default());
+    let replies = timeout(LIMIT, hearing).await.unwrap().unwrap();
+    let done = raw::simple_reply(0, 1);
+    assert_eq!(replies.chunks_exact(16).filter(|reply| *reply == done).count(), BYTES);
+    drop(timeout(LIMIT, talking).await.unwrap().unwrap());
+    common::waits_for("the memory to be given back", || budget.used() == 0).await;
+}
+
 /// Clients that take no replies hold the whole budget. Other clients are served, and the stuck
 /// ones lose their connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

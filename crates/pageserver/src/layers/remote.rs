@@ -482,12 +482,15 @@ impl Layer for Remote {
             return Answer::Now(Err(Errno::NoSpace));
         };
         Answer::Later(Box::pin(async move {
-            let write = async |run: &RemoteRun| {
-                let part = data.slice(run.pages.start * PAGE..run.pages.end * PAGE);
+            let write = async |run: &RemoteRun, part: Bytes| {
                 let written = run.client.write(run.at(), part).await;
                 written.map_err(|error| self.failed(&error, run, pages.start))
             };
-            try_join_all(runs.iter().map(write)).await.map(|_| ())
+            if let [run] = &runs[..] {
+                return write(run, data).await;
+            }
+            let part = |run: &RemoteRun| data.slice(run.pages.start * PAGE..run.pages.end * PAGE);
+            try_join_all(runs.iter().map(|run| write(run, part(run)))).await.map(|_| ())
         }))
     }
 

@@ -85,7 +85,16 @@ impl Layer for Slow {
     fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
         let range = Self::range(offset, data.len() as u64);
         self.0.lock().unwrap()[range].copy_from_slice(&data);
-        Self::answer(offset)
+        let answer = Self::answer(offset);
+        if let Answer::Now(result) = answer {
+            return Answer::Now(result);
+        }
+        let copy = data.to_vec();
+        Answer::Later(Box::pin(async move {
+            let result = answer.result().await;
+            assert!(data == copy, "the payload changes while it is in use");
+            result
+        }))
     }
 
     fn zero(&self, offset: u64, length: u64, _: Zeros) -> Answer<'_> {
