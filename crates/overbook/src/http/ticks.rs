@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 
 use crate::{
     shown::TickView,
-    wire::{GroupStatus, HostStatus, LastChange, VmStatus, Words},
+    wire::{GroupStatus, HostStatus, LastChange, VmStatus},
 };
 
 /// The host, its groups and the most important of each VM, all of one tick.
@@ -76,12 +76,12 @@ struct DashboardVm {
     swap_bytes_per_second: Option<u64>,
     /// Its overload: `none`, `transient` or `sustained`; absent: not measured.
     overload: Option<String>,
-    /// Its latest change, or why there is none.
+    /// Whether this tick changes its target.
+    is_changing: bool,
+    /// The change of this tick, or why there is none.
     decision: String,
     /// The last change that was carried out before this tick.
     last_change: Option<LastChange>,
-    /// Why nothing, or not more, was taken or given.
-    refusals: Vec<Words>,
 }
 
 impl DashboardTick {
@@ -119,9 +119,9 @@ impl From<VmStatus> for DashboardVm {
             working_set_bytes: vm.working_set_bytes(),
             swap_bytes_per_second: vm.swap_bytes_per_second,
             overload: vm.overload.as_ref().map(|overload| overload.severity.clone()),
+            is_changing: vm.change.is_some(),
             decision: decision(&vm),
             last_change: vm.last_change,
-            refusals: vm.refusals,
             name: vm.name,
             group: vm.group,
         }
