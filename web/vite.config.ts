@@ -13,6 +13,8 @@ export default defineConfig({
     // Small files would become `data:` addresses, which the Content-Security-Policy forbids.
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
+    // Licences of the libraries that are part of the files.
+    license: { fileName: 'licences.md' },
   },
   server: { proxy: { '/v1': daemon } },
 });

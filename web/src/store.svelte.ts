@@ -33,8 +33,8 @@ const LONGEST_PAUSE = 10_000;
 class Store {
   /** The latest tick. */
   tick = $state.raw<Tick | null>(null);
-  /** When it came, by this browser's clock. */
-  tickCame = $state(0);
+  /** Its age in seconds, by this browser's clock. */
+  tickAge = $state(0);
   /** Why there are no ticks; empty: they come. */
   trouble = $state('');
   /** Whether the API wants a token that this page does not have. */
@@ -46,6 +46,7 @@ class Store {
   /** Why the capacity is not known. */
   noCapacity = $state('');
 
+  #tickCame = 0;
   #live: AbortController | null = null;
   #pause = 500;
 
@@ -53,6 +54,7 @@ class Store {
     addEventListener('hashchange', () => (this.part = partOf(location.hash)));
     document.addEventListener('visibilitychange', () => this.#follow());
     setInterval(() => void this.#measure(), 30_000);
+    setInterval(() => (this.tickAge = Math.floor((Date.now() - this.#tickCame) / 1000)), 1_000);
     this.#follow();
   }
 
@@ -156,7 +158,8 @@ class Store {
     const data = tick?.split('\n').find((line) => line.startsWith('data: '));
     if (data) {
       this.tick = JSON.parse(data.slice(6)) as Tick;
-      this.tickCame = Date.now();
+      this.#tickCame = Date.now();
+      this.tickAge = 0;
       this.trouble = '';
       this.#pause = 500;
     }
@@ -177,7 +180,11 @@ class Store {
 }
 
 function partOf(hash: string): string {
-  return decodeURIComponent(hash.slice(1));
+  try {
+    return decodeURIComponent(hash.slice(1));
+  } catch {
+    return '';
+  }
 }
 
 export const store = new Store();

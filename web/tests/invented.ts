@@ -11,7 +11,7 @@ type Schemas = components['schemas'];
 const SITE = join(import.meta.dirname, '../dist/site');
 const MIB = 2 ** 20;
 const KINDS: Record<string, string> = { '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml' };
-const NAMES = ['web', 'shop', 'ci', 'mail'];
+const NAMES = ['web', 'shop', 'ci', 'mail'] as const;
 
 /** A tick of this host; figures change with its number. */
 export function tick(number: number, vms: number): Schemas['DashboardTick'] {
@@ -40,21 +40,21 @@ export function tick(number: number, vms: number): Schemas['DashboardTick'] {
       working_set_bytes: 400 * MIB,
       swap_bytes_per_second: 0,
       overload: 'none',
-      decision: waits > 0.02 ? 'group web has no surplus: its budget of 24 GiB is in use' : '',
+      decision: waits > 0.02 ? 'group web has no surplus: its budget is in use' : '',
+      is_changing: false,
       last_change: null,
-      refusals: [],
     };
   });
   const groups = NAMES.map((name): Schemas['GroupStatus'] => {
     const own = all.filter((vm) => vm.group === name);
     const used = own.reduce((sum, vm) => sum + (vm.used_bytes ?? 0), 0);
-    const budget = own.length * 560 * MIB;
-    const lent = name === 'mail' ? 1024 * MIB : 0;
-    const borrowed = name === 'web' ? 1024 * MIB : 0;
+    const budget = own.length * { web: 500, shop: 540, ci: 800, mail: 900 }[name]! * MIB;
+    const lent = name === 'mail' ? own.length * 170 * MIB : 0;
+    const borrowed = name === 'web' ? own.length * 170 * MIB : 0;
     const loan = {
       lender: 'mail',
       borrower: 'web',
-      amount_bytes: 1024 * MIB,
+      amount_bytes: lent + borrowed,
       reason: { code: 'lend', text: 'its VM web-3 is short, and 2 GiB of group mail lie idle' },
     };
     return {
@@ -62,14 +62,14 @@ export function tick(number: number, vms: number): Schemas['DashboardTick'] {
       policy: 'balance',
       budget_bytes: budget,
       used_bytes: used,
-      promised_bytes: 256 * MIB,
-      reserve_bytes: 512 * MIB,
+      promised_bytes: own.length * 40 * MIB,
+      reserve_bytes: own.length * 20 * MIB,
       lends: lent + borrowed > 0,
       lent_bytes: lent,
       borrowed_bytes: borrowed,
       loans: lent + borrowed > 0 ? [loan] : [],
-      surplus_bytes: Math.max(0, budget + borrowed - lent - used - 768 * MIB),
-      deficit_bytes: Math.max(0, used + 256 * MIB - budget - borrowed + lent),
+      surplus_bytes: Math.max(0, budget + borrowed - lent - used - own.length * 60 * MIB),
+      deficit_bytes: Math.max(0, used + own.length * 40 * MIB - budget - borrowed + lent),
       stays_over: null,
       vms: own.map((vm) => vm.name),
       tracking: '1%',
@@ -124,7 +124,7 @@ Limits       min 256 MiB, base 512 MiB (guaranteed), max 1 GiB
 Of its base  all, and 256 MiB above it: a grant, which can be taken back
 Working set  900 MiB; knowing it took 0.80 % of one vCPU in the last half minute
 Paging       704 MiB in memory, 64 MiB paged out; 30 MiB untouched for a minute
-Unchanged    group web has no surplus: its budget of 24 GiB is in use
+Unchanged    group web has no surplus: its budget is in use
 Last change  3 min before this tick: target lowered to 768 MiB: web-1 misses more without it
 To change it a larger \`budget\` in [group.web]
 `;

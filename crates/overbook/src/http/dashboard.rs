@@ -56,6 +56,7 @@ fn answer(path: &str, content: &'static [u8]) -> Response {
         Some((_, "js")) => "text/javascript; charset=utf-8",
         Some((_, "css")) => "text/css; charset=utf-8",
         Some((_, "svg")) => "image/svg+xml",
+        Some((_, "md")) => "text/plain; charset=utf-8",
         _ => "text/html; charset=utf-8",
     };
     // Names of assets change with their content.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use api::shown::TickView;
-use api::wire::{GroupStatus, HostStatus, LastChange, VmStatus, Words};
+use api::wire::{GroupStatus, HostStatus, LastChange, VmStatus};
 use axum::response::sse;
 use futures_util::{Stream, stream};
 use model::Bytes;
@@ -73,12 +73,12 @@ struct DashboardVm {
     swap_bytes_per_second: Option<u64>,
     /// Its overload: `none`, `transient` or `sustained`; absent: not measured.
     overload: Option<String>,
-    /// Its latest change, or why there is none.
+    /// Whether this tick changes its target.
+    is_changing: bool,
+    /// The change of this tick, or why there is none.
     decision: String,
     /// The last change that was carried out before this tick.
     last_change: Option<LastChange>,
-    /// Why nothing, or not more, was taken or given.
-    refusals: Vec<Words>,
 }
 
 impl DashboardTick {
@@ -116,9 +116,9 @@ impl From<VmStatus> for DashboardVm {
             working_set_bytes: vm.working_set_bytes(),
             swap_bytes_per_second: vm.swap_bytes_per_second,
             overload: vm.overload.as_ref().map(|overload| overload.severity.clone()),
+            is_changing: vm.change.is_some(),
             decision: decision(&vm),
             last_change: vm.last_change,
-            refusals: vm.refusals,
             name: vm.name,
             group: vm.group,
         }
