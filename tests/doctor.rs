@@ -22,13 +22,13 @@ const LIMIT: Duration = Duration::from_secs(180);
 const BALLOON: &str = "-device virtio-balloon-pci,free-page-reporting=on";
 
 /// A directory with a configuration, QMP sockets and QEMUs, which end with it.
-struct Ward {
+struct Qemus {
     dir: tempfile::TempDir,
     qemu: Qemu,
     running: Vec<Child>,
 }
 
-impl Drop for Ward {
+impl Drop for Qemus {
     fn drop(&mut self) {
         for child in &mut self.running {
             // One that has ended is fine.
@@ -37,19 +37,19 @@ impl Drop for Ward {
     }
 }
 
-impl Ward {
+impl Qemus {
     fn new(qemu: Qemu) -> Self {
         let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
-        let ward = Self { dir, qemu, running: Vec::new() };
-        std::fs::create_dir(ward.at("qmp")).unwrap();
+        let qemus = Self { dir, qemu, running: Vec::new() };
+        std::fs::create_dir(qemus.at("qmp")).unwrap();
         // VMs of others on this host are left alone.
         let text = format!(
             "[host]\nqmp = [\"{0}/qmp/*.sock\"]\nstate = \"{0}/state\"\nattach = \"off\"\n\
              [api]\nsocket = \"{0}/api.sock\"\n",
-            ward.at("").display().to_string().trim_end_matches('/')
+            qemus.at("").display().to_string().trim_end_matches('/')
         );
-        std::fs::write(ward.at("overbook.toml"), text).unwrap();
-        ward
+        std::fs::write(qemus.at("overbook.toml"), text).unwrap();
+        qemus
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -141,56 +141,56 @@ fn real_qemus_that_are_broken_in_one_way_each_are_listed_at_once_with_the_right_
         Ok(qemu) => qemu,
         Err(error) => return skip(&error),
     };
-    let mut ward = Ward::new(qemu);
-    std::fs::write(ward.at("qmp/plain.sock"), "").unwrap();
-    drop(UnixListener::bind(ward.at("qmp/stale.sock")).unwrap());
-    let in_order = |ward: &Ward, name: &str| format!("{} {BALLOON}", ward.socket(name));
+    let mut qemus = Qemus::new(qemu);
+    std::fs::write(qemus.at("qmp/plain.sock"), "").unwrap();
+    drop(UnixListener::bind(qemus.at("qmp/stale.sock")).unwrap());
+    let in_order = |qemus: &Qemus, name: &str| format!("{} {BALLOON}", qemus.socket(name));
     let memfd = "-object memory-backend-memfd,id=ram,size=64M,share=on -machine memory-backend=ram";
-    let elsewhere = format!("-qmp unix:{},server=on,wait=off", ward.at("else.qmp").display());
+    let elsewhere = format!("-qmp unix:{},server=on,wait=off", qemus.at("else.qmp").display());
     let options = [
-        ("good", in_order(&ward, "good"), None),
+        ("good", in_order(&qemus, "good"), None),
         ("unseen", BALLOON.to_owned(), Some("no_socket")),
         ("elsewhere", format!("{elsewhere} {BALLOON}"), Some("socket_elsewhere")),
-        ("unballooned", ward.socket("unballooned"), Some("no_balloon")),
+        ("unballooned", qemus.socket("unballooned"), Some("no_balloon")),
         (
             "unreported",
-            format!("{} -device virtio-balloon-pci", ward.socket("unreported")),
+            format!("{} -device virtio-balloon-pci", qemus.socket("unreported")),
             Some("no_reporting"),
         ),
         (
             "locked",
-            format!("{} -overcommit mem-lock=on", in_order(&ward, "locked")),
+            format!("{} -overcommit mem-lock=on", in_order(&qemus, "locked")),
             Some("locked"),
         ),
-        ("shared", format!("{} {memfd}", in_order(&ward, "shared")), Some("shared_memory")),
+        ("shared", format!("{} {memfd}", in_order(&qemus, "shared")), Some("shared_memory")),
         (
             "twice",
-            format!("{} {}", in_order(&ward, "twice"), ward.socket("twice-more")),
+            format!("{} {}", in_order(&qemus, "twice"), qemus.socket("twice-more")),
             Some("two_sockets"),
         ),
-        ("deleted", in_order(&ward, "deleted"), Some("socket_gone")),
+        ("deleted", in_order(&qemus, "deleted"), Some("socket_gone")),
     ];
     let mut started: Vec<(u32, Option<&str>)> = Vec::new();
     for (name, options, cause) in &options {
-        started.push((ward.start(name, options), *cause));
+        started.push((qemus.start(name, options), *cause));
     }
-    let shim = ward.at("liboverbook_shim.so");
-    let spawn = ward.qemu.command().env("LD_PRELOAD", &shim);
-    let preloaded = in_order(&ward, "preloaded");
-    started.push((ward.start_as(spawn, "preloaded", &preloaded), Some("shim_not_loaded")));
+    let shim = qemus.at("liboverbook_shim.so");
+    let spawn = qemus.qemu.command().env("LD_PRELOAD", &shim);
+    let preloaded = in_order(&qemus, "preloaded");
+    started.push((qemus.start_as(spawn, "preloaded", &preloaded), Some("shim_not_loaded")));
 
     // The kernel lists them before they have begun to do anything.
-    let first = ward.json();
+    let first = qemus.json();
     for (pid, _) in &started {
         assert!(!vm(&first, *pid).is_null(), "process {pid} is not listed: {first:#}");
     }
-    ward.until("each has made its socket", |_| {
+    qemus.until("each has made its socket", |_| {
         let names = options.iter().map(|(name, ..)| *name).chain(["preloaded", "twice-more"]);
         let mut has_socket = names.filter(|name| !["unseen", "elsewhere"].contains(name));
-        has_socket.all(|name| ward.at(&format!("qmp/{name}.sock")).exists())
+        has_socket.all(|name| qemus.at(&format!("qmp/{name}.sock")).exists())
     });
-    std::fs::remove_file(ward.at("qmp/deleted.sock")).unwrap();
-    let found = ward.until("each has the right reason, and no other", |found| {
+    std::fs::remove_file(qemus.at("qmp/deleted.sock")).unwrap();
+    let found = qemus.until("each has the right reason, and no other", |found| {
         started.iter().all(|(pid, cause)| {
             let found = causes(&vm(found, *pid)["diagnoses"]);
             found == cause.iter().map(|it| (*it).to_owned()).collect()
@@ -207,34 +207,34 @@ fn real_qemus_that_are_broken_in_one_way_each_are_listed_at_once_with_the_right_
     assert!(host.contains("stale_socket") && host.contains("plain_file"), "{host:?}");
     assert_eq!(found["has_daemon"], false);
 
-    let (code, page) = ward.doctor(&["doctor-good"]);
+    let (code, page) = qemus.doctor(&["doctor-good"]);
     assert_eq!(code, Some(1), "the host has something to mend: {page}");
-    let (_, page) = ward.doctor(&["doctor-unseen"]);
+    let (_, page) = qemus.doctor(&["doctor-unseen"]);
     let line =
-        format!("      -qmp unix:{}/qmp/doctor-unseen.sock,server=on", ward.dir.path().display());
+        format!("      -qmp unix:{}/qmp/doctor-unseen.sock,server=on", qemus.dir.path().display());
     assert!(page.contains(&line), "{page}");
     let is_narrow = |line: &str| line.starts_with("      ") || line.chars().count() <= 80;
-    let (_, page) = ward.doctor(&["--all"]);
+    let (_, page) = qemus.doctor(&["--all"]);
     assert!(page.lines().all(is_narrow), "{page}");
-    let (code, page) = ward.doctor(&["nosuch"]);
+    let (code, page) = qemus.doctor(&["nosuch"]);
     assert!(code == Some(1) && page.contains("named nosuch"), "{page}");
 
-    assert!(greets(&ward.at("qmp/good.sock")), "no client has taken its place");
-    let stale = causes(&ward.json()["host"]);
+    assert!(greets(&qemus.at("qmp/good.sock")), "no client has taken its place");
+    let stale = causes(&qemus.json()["host"]);
     assert_eq!(stale.contains("stale_socket"), host.contains("stale_socket"));
 
-    with_a_daemon(&mut ward, started[0].0);
+    with_a_daemon(&mut qemus, started[0].0);
 }
 
 /// A daemon adds what its QEMU says: the guest does not run, so it sends no statistics.
-fn with_a_daemon(ward: &mut Ward, good: u32) {
-    let config = ward.at("overbook.toml");
-    let log = std::fs::File::create(ward.at("daemon.log")).unwrap();
+fn with_a_daemon(qemus: &mut Qemus, good: u32) {
+    let config = qemus.at("overbook.toml");
+    let log = std::fs::File::create(qemus.at("daemon.log")).unwrap();
     let program = Spawn::new(command::own_program("overbook").unwrap());
     let spawn = program.args(["--config", config.to_str().unwrap(), "daemon"]);
     let spawn = spawn.stdin(Stdio::null()).output_to(log).unwrap();
-    ward.running.push(spawn.die_with_parent().spawn().unwrap());
-    let found = ward.until("the daemon tells of the guest's driver", |found| {
+    qemus.running.push(spawn.die_with_parent().spawn().unwrap());
+    let found = qemus.until("the daemon tells of the guest's driver", |found| {
         causes(&vm(found, good)["diagnoses"]).contains("no_statistics")
     });
     assert_eq!(found["has_daemon"], true);

@@ -32,7 +32,7 @@ use serde::Serialize;
 use crate::config_files;
 use api::client::{ApiClient, ClientError};
 use api::wire::VmStatus;
-use facts::{Told, VmFacts, Wanted};
+use facts::{DaemonView, VmFacts, VmRules};
 pub(crate) use remedies::Remedy;
 
 /// A thing that a VM can have.
@@ -255,7 +255,7 @@ fn complete(vms: &mut [VmFacts], spec: &Spec, told: &[VmStatus]) {
         vm.namesakes = names.iter().filter(same).map(|(pid, _)| *pid).collect();
         vm.wanted = wanted(vm.name.as_deref(), spec);
         let status = status_of(vm, told);
-        vm.told = status.map(Told::of);
+        vm.told = status.map(DaemonView::of);
     }
 }
 
@@ -273,14 +273,14 @@ fn status_of<'a>(vm: &VmFacts, told: &'a [VmStatus]) -> Option<&'a VmStatus> {
     by_place.or_else(by_name)
 }
 
-fn wanted(name: Option<&str>, spec: &Spec) -> Wanted {
+fn wanted(name: Option<&str>, spec: &Spec) -> VmRules {
     let name = VmName::from(name.unwrap_or_default());
     let movable = spec.pool.iter().any(|pool| pool.movable.iter().any(|it| it.matches(&name)));
     let attach = spec.host.attach == AttachSpec::On;
     let Some((group, of_group)) = spec.group_of(&name) else {
-        return Wanted { attach, tracking: true, movable, ..Wanted::default() };
+        return VmRules { attach, tracking: true, movable, ..VmRules::default() };
     };
-    Wanted {
+    VmRules {
         group: Some(group.to_string()),
         tracking: of_group.tracking.vcpu_share().is_some(),
         attach: of_group.attach == AttachSpec::On,
@@ -291,7 +291,7 @@ fn wanted(name: Option<&str>, spec: &Spec) -> Wanted {
     }
 }
 
-impl Told {
+impl DaemonView {
     fn of(status: &VmStatus) -> Self {
         let unsupported = status.unsupported.iter().map(|(it, why)| (it.clone(), why.clone()));
         let refusals = status.refusals.iter().map(|it| (it.code.clone(), it.text.clone()));

@@ -48,6 +48,8 @@ pub(super) struct CommandLine {
     pub(super) vhost_user: Option<String>,
     /// The first device with memory that no balloon covers.
     pub(super) other_memory: Option<String>,
+    /// The machine `none`, by which managers ask a QEMU for its features: it is no VM.
+    pub(super) is_no_machine: bool,
     /// Further options stand in a file (`-readconfig`).
     pub(super) has_more: bool,
 }
@@ -94,6 +96,9 @@ impl CommandLine {
                 "uuid" => line.uuid = Some(value.to_owned()),
                 "id" => line.vmid = Some(value.to_owned()),
                 "m" => line.ram = properties(value, "size").take("size").and_then(|it| size(&it)),
+                "machine" | "M" => {
+                    line.is_no_machine |= properties(value, "type").is("type", "none")
+                }
                 "mem-path" => line.mem_path = Some(value.into()),
                 "qmp" => line.qmp.extend(path_of_monitor(value)),
                 "chardev" => {
@@ -338,6 +343,8 @@ mod tests {
         {
             let _ = of(line);
         }
+        assert!(of("qemu -machine none,accel=kvm:tcg").is_no_machine);
+        assert!(!of("qemu -machine pc,usb=off").is_no_machine);
         assert_eq!(of("qemu -m 99999999999T").ram, None);
         assert_eq!(of("qemu -name ,process=x").name, None);
         assert_eq!(of("qemu -name web-1,debug-threads=on").name.as_deref(), Some("web-1"));

@@ -26,9 +26,9 @@ pub(super) struct VmFacts {
     pub(super) namesakes: Vec<u32>,
     /// The configuration of Proxmox for it.
     pub(super) proxmox: Option<ProxmoxConf>,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: VmRules,
     /// The running daemon's view of it.
-    pub(super) told: Option<Told>,
+    pub(super) told: Option<DaemonView>,
 }
 
 /// The program that has started a VM, which decides where it is configured.
@@ -138,7 +138,7 @@ pub(super) struct ProxmoxConf {
 
 /// The configuration's rules for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct VmRules {
     pub(super) group: Option<String>,
     /// Mechanisms that its group has on.
     pub(super) tracking: bool,
@@ -152,7 +152,7 @@ pub(super) struct Wanted {
 
 /// The daemon's view of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct DaemonView {
     /// Why QEMU does not answer.
     pub(super) link_error: Option<String>,
     /// Mechanisms that the VM cannot take part in, by their names in the API, with the reasons.

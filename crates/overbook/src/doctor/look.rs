@@ -58,7 +58,7 @@ pub(super) fn links(pid: u32) -> impl Iterator<Item = PathBuf> {
 }
 
 /// The facts about a process, without those of the configuration and the daemon. `None`: it has
-/// ended.
+/// ended, or is no VM.
 pub(super) fn vm(pid: u32, files: &[SocketFile]) -> Option<VmFacts> {
     let process = Identity::of(pid)?;
     let (sender, receiver) = mpsc::channel();
@@ -76,6 +76,9 @@ pub(super) fn vm(pid: u32, files: &[SocketFile]) -> Option<VmFacts> {
         return None;
     }
     let line = CommandLine::of(&words);
+    if line.is_no_machine {
+        return None;
+    }
     let managed = managers::name_of(process);
     let started_by = started_by(&line, managed.as_ref().map(|managed| managed.manager));
     let name = managed.map(|managed| managed.name.to_string()).or_else(|| line.name.clone());
@@ -112,7 +115,9 @@ pub(super) fn vm(pid: u32, files: &[SocketFile]) -> Option<VmFacts> {
 }
 
 fn started_by(line: &CommandLine, manager: Option<&str>) -> StartedBy {
-    match (&line.vmid, manager) {
+    // The number is a part of paths and commands, and a process may write anything here.
+    let id = line.vmid.as_ref().filter(|id| id.chars().all(|c| c.is_ascii_digit()));
+    match (id, manager) {
         (_, Some("libvirt")) => StartedBy::Libvirt,
         (Some(id), _) => StartedBy::Proxmox(id.clone()),
         _ if line.is_libvirts => StartedBy::Libvirt,

@@ -88,6 +88,11 @@ fn qm_args(vm: &VmFacts, id: &str, more: &str) -> Remedy {
     qm_set(id, &format!("--args {}", quoted(format!("{present} {more}").trim())))
 }
 
+/// A text for the configuration. TOML knows the escapes of JSON.
+pub(super) fn text(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
 /// A key of Overbook's configuration.
 pub(super) fn config(table: &str, line: &str) -> Remedy {
     Remedy::at(format!("{table} of overbook.toml"), line)
@@ -113,7 +118,10 @@ pub(super) fn socket(vm: &VmFacts, host: &HostFacts) -> Remedy {
             quoted_list(&option(vm.name.as_deref().unwrap_or("NAME")))
         )),
         StartedBy::Libvirt => {
-            let uuid = vm.line.uuid.as_deref().unwrap_or("UUID").to_lowercase();
+            // A process may write anything into its command line.
+            let is_uuid = |it: &&str| it.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+            let uuid = vm.line.uuid.as_deref().filter(is_uuid);
+            let uuid = uuid.map_or("UUID".to_owned(), str::to_lowercase);
             let value = option(&format!("libvirt-{uuid}"));
             let line = format!("<qemu:arg value='-qmp'/><qemu:arg value='{value}'/>");
             xml(vm, "<qemu:commandline>", &line)
@@ -155,7 +163,7 @@ pub(super) fn is_named(path: &Path, globs: &[String]) -> bool {
 /// The globs, and one for this socket.
 pub(super) fn glob_of(path: &Path, globs: &[String]) -> Remedy {
     let all = globs.iter().cloned().chain([path.display().to_string()]);
-    let all: Vec<_> = all.map(|glob| format!("\"{glob}\"")).collect();
+    let all: Vec<_> = all.map(|glob| text(&glob)).collect();
     config("[host]", &format!("qmp = [{}]", all.join(", ")))
 }
 
@@ -444,6 +452,7 @@ mod tests {
         assert_eq!(quoted("a b"), "'a b'");
         assert_eq!(quoted("$(rm x)'"), r"'$(rm x)'\'''");
         assert_eq!(quoted(""), "''");
+        assert_eq!(text("a\"]\nx"), r#""a\"]\nx""#);
     }
 
     #[test]

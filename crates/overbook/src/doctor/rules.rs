@@ -2,7 +2,7 @@
 
 use model::Bytes;
 
-use super::facts::{Backing, HostFacts, Objection, Shim, StartedBy, Told, VmFacts};
+use super::facts::{Backing, DaemonView, HostFacts, Objection, Shim, StartedBy, VmFacts};
 use super::remedies::{self, Remedy};
 use super::{Capability, Cause, Diagnosis};
 use Capability::{Balloon, FreePages, Move, Paging, See, Sharing, Statistics, Tracking};
@@ -15,7 +15,7 @@ const OF_MANAGERS: [&str; 4] =
 
 /// All that keeps a VM from a mechanism, the most important first.
 pub(super) fn diagnose(vm: &VmFacts, host: &HostFacts) -> Vec<Diagnosis> {
-    let mut found = Found { vm, host, all: Vec::new() };
+    let mut found = Diagnoses { vm, host, all: Vec::new() };
     if found.is_stranger() {
         return found.all;
     }
@@ -33,13 +33,13 @@ pub(super) fn diagnose(vm: &VmFacts, host: &HostFacts) -> Vec<Diagnosis> {
     found.all
 }
 
-struct Found<'a> {
+struct Diagnoses<'a> {
     vm: &'a VmFacts,
     host: &'a HostFacts,
     all: Vec<Diagnosis>,
 }
 
-impl Found<'_> {
+impl Diagnoses<'_> {
     fn add(
         &mut self,
         cause: Cause,
@@ -97,10 +97,7 @@ impl Found<'_> {
                 Cause::ProgramOwner,
                 every,
                 format!("its program belongs to user {user}: any user can call a program QEMU"),
-                Some(Remedy::shell(format!(
-                    "chown root \"$(readlink /proc/{}/exe)\"",
-                    self.vm.pid
-                ))),
+                Some(Remedy::by_hand("start it from a program that root owns")),
             ),
             Some(Objection::Silent) => self.add(
                 Cause::Silent,
@@ -437,7 +434,7 @@ impl Found<'_> {
         let vm = self.vm;
         let Some(group) = &vm.wanted.group else {
             let name = vm.name.as_deref().unwrap_or("NAME");
-            let line = format!("vms = [\"{name}\"]");
+            let line = format!("vms = [{}]", remedies::text(name));
             self.note(
                 Cause::NoGroup,
                 &[Balloon, Paging, Sharing],
@@ -474,14 +471,14 @@ impl Found<'_> {
             self.is_hosts();
         } else if !vm.wanted.movable {
             let name = vm.name.as_deref().unwrap_or("NAME");
-            let line = format!("movable = [\"{name}\"]");
+            let line = format!("movable = [{}]", remedies::text(name));
             let remedy = Some(remedies::config("[pool]", &line));
             self.note(Cause::NotMovable, &[Move], "`movable` does not name it", remedy);
         }
     }
 
     /// Reasons that only the daemon knows. A reason that the facts have told already is left out.
-    fn told(&mut self, told: &Told) {
+    fn told(&mut self, told: &DaemonView) {
         if let Some(why) = &told.link_error
             && !self.lacks(See)
         {

@@ -35,7 +35,7 @@ pub(super) enum SocketState {
 
 /// A line of `/proc/net/unix` with a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Line {
+struct SocketLine {
     path: PathBuf,
     inode: u64,
     listens: bool,
@@ -52,11 +52,11 @@ pub(super) fn survey(globs: &[String], pids: &[u32]) -> Vec<SocketFile> {
         .collect();
     let tables = std::iter::once("/proc/net/unix".to_owned())
         .chain(in_other_networks(pids).map(|pid| format!("/proc/{pid}/net/unix")));
-    let lines: Vec<Line> = tables
+    let lines: Vec<SocketLine> = tables
         .filter_map(|table| std::fs::read(table).ok())
         .flat_map(|bytes| lines(&String::from_utf8_lossy(&bytes)))
         .collect();
-    let mut by_file: BTreeMap<(u64, u64), Vec<&Line>> = BTreeMap::new();
+    let mut by_file: BTreeMap<(u64, u64), Vec<&SocketLine>> = BTreeMap::new();
     for line in &lines {
         // A path that is relative to a process's directory leads to no file from here.
         if let Some(file) = file_of(&line.path).filter(|_| line.path.is_absolute()) {
@@ -69,7 +69,11 @@ pub(super) fn survey(globs: &[String], pids: &[u32]) -> Vec<SocketFile> {
         .collect()
 }
 
-fn state(path: &Path, by_file: &BTreeMap<(u64, u64), Vec<&Line>>, all: &[Line]) -> SocketState {
+fn state(
+    path: &Path,
+    by_file: &BTreeMap<(u64, u64), Vec<&SocketLine>>,
+    all: &[SocketLine],
+) -> SocketState {
     if !path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket()) {
         return SocketState::NoSocket;
     }
@@ -78,7 +82,7 @@ fn state(path: &Path, by_file: &BTreeMap<(u64, u64), Vec<&Line>>, all: &[Line]) 
     let has_client = of_file.clone().any(|line| line.is_connected);
     let inodes: BTreeSet<u64> = inodes;
     // It may be the one of a relative path.
-    let may_be = |line: &Line| {
+    let may_be = |line: &SocketLine| {
         line.listens && !line.path.is_absolute() && line.path.file_name() == path.file_name()
     };
     if inodes.is_empty() && !all.iter().any(may_be) {
@@ -105,7 +109,7 @@ pub(super) fn is_in_other_network(pid: u32) -> bool {
 }
 
 /// Num RefCount Protocol Flags Type St Inode Path; a path may contain spaces.
-fn lines(table: &str) -> Vec<Line> {
+fn lines(table: &str) -> Vec<SocketLine> {
     let line = |text: &str| {
         let mut rest = text;
         let mut words = Vec::new();
@@ -116,7 +120,7 @@ fn lines(table: &str) -> Vec<Line> {
         }
         // An abstract address begins with `@`.
         (!rest.is_empty() && !rest.starts_with('@')).then_some(())?;
-        Some(Line {
+        Some(SocketLine {
             path: PathBuf::from(rest),
             inode: words[6].parse().ok()?,
             listens: words[3] == LISTENS,

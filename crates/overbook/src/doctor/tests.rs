@@ -7,8 +7,8 @@ use model::view::MemoryLimit;
 
 use super::command_line::CommandLine;
 use super::facts::{
-    Backing, HostFacts, Objection, ProcessFacts, ProxmoxConf, Shim, StartedBy, Told, VmFacts,
-    Wanted,
+    Backing, DaemonView, HostFacts, Objection, ProcessFacts, ProxmoxConf, Shim, StartedBy, VmFacts,
+    VmRules,
 };
 use super::{Availability, Capability, Cause, Diagnosis, ExaminedVm, rules};
 
@@ -77,13 +77,13 @@ fn vm(line: &str) -> VmFacts {
             may_trap: true,
             ..ProcessFacts::default()
         },
-        wanted: Wanted {
+        wanted: VmRules {
             group: Some("web".to_owned()),
             tracking: true,
             attach: true,
             dedup: true,
             cold: true,
-            ..Wanted::default()
+            ..VmRules::default()
         },
         line,
         ..VmFacts::default()
@@ -269,7 +269,7 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
     wrapped.process.objection = Some(Objection::Name);
     expect("wrapper", &wrapped, Cause::ProgramName, See, "qemu-system");
     wrapped.process.objection = Some(Objection::Owner(1000));
-    expect("a user's", &wrapped, Cause::ProgramOwner, See, "chown root");
+    expect("a user's", &wrapped, Cause::ProgramOwner, See, "that root owns");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_confined_qemu_without_a_socket_also_needs_a_rule_for_it() {
 fn the_daemon_adds_reasons_that_only_the_guest_or_a_worker_tells() {
     let told = |refusal: (&str, &str), unsupported: (&str, &str)| {
         let own = |(one, other): (&str, &str)| (one.to_owned(), other.to_owned());
-        let told = Told {
+        let told = DaemonView {
             link_error: None,
             unsupported: vec![own(unsupported)],
             refusals: vec![own(refusal)],
@@ -390,7 +390,7 @@ fn a_vm_of_another_program_is_listed_and_is_nothing_to_mend() {
 #[test]
 fn choices_are_notes_with_the_key_that_changes_them() {
     let mut alone = vm(PLAIN);
-    alone.wanted = Wanted { attach: false, tracking: true, ..Wanted::default() };
+    alone.wanted = VmRules { attach: false, tracking: true, ..VmRules::default() };
     alone.process.shim = Shim::None;
     let found = rules::diagnose(&alone, &host());
     assert!(found.iter().all(|it| !it.is_fault), "{found:#?}");
