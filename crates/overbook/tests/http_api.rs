@@ -245,8 +245,8 @@ fn the_description_holds_every_path() {
         assert!(api["paths"][path].is_object(), "{path}");
     }
     for (path, names) in [
-        ("/v1/history/{vm}", &["vm", "since_wall_ms", "limit"][..]),
-        ("/v1/loans/{group}", &["group", "since_wall_ms", "limit"]),
+        ("/v1/history/{vm}", &["vm", "since_wall_ms", "until_wall_ms", "limit"][..]),
+        ("/v1/loans/{group}", &["group", "since_wall_ms", "until_wall_ms", "limit"]),
         ("/v1/capacity", &["certainty", "given"]),
     ] {
         let parameters = api["paths"][path]["get"]["parameters"].as_array().unwrap();
