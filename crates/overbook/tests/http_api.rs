@@ -206,7 +206,15 @@ fn a_tracked_vm_has_a_curve_and_another_says_why_not() {
 #[test]
 fn the_capacity_is_told_from_what_was_learned() {
     let server = TestServer::start();
+    let crowded = json(&server, "/v1/capacity");
+    assert_eq!(crowded["others_bytes"], (16_384 - 6_144 - 480_u64) << 20);
+    // Nothing but the two VMs, which occupy 480 MiB, is on this host.
+    let mut tick = http_fixture::published();
+    tick.view.host.as_mut().unwrap().value.available = model::Bytes::mib(16_384 - 480);
+    server.publish(tick);
     let found = json(&server, "/v1/capacity");
+    assert_eq!(found["others_bytes"], 0);
+    assert!(crowded["fit_vms"].as_u64().unwrap() < found["fit_vms"].as_u64().unwrap() / 2);
     assert_eq!((&found["certainty"], &found["vms"]), (&0.97.into(), &2.into()));
     assert_eq!((&found["measured_vms"], &found["measured_seconds"]), (&1.into(), &3600.into()));
     // Two VMs of 384 MiB; one was in sustained overload in forty intervals.
