@@ -89,7 +89,7 @@ fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
     saw.extend(attacker.all_seen());
     assert!(!saw.iter().any(|line| line.contains("pool") || line.contains("worker")), "{saw:#?}");
 
-    // A socket with two names harms no other VM, and is managed under neither name.
+    // A socket with two names harms no other VM, and is left alone under both names.
     drop(attacker);
     std::fs::remove_file(&socket).unwrap();
     let attacker = attack("qemu", &[socket.to_str().unwrap(), "shop-evil", "shop-1"]);

@@ -11,7 +11,9 @@ use std::fmt::Write;
 
 use model::{
     Bytes, Dedup, DiskReading, FreePages, Link, Millis, Mode, Overload, Reading, Reason, Scan,
-    Take, Time, Tracking, VmName, VmView, plan::Outcome,
+    Take, Time, Tracking, VmName, VmView,
+    plan::Outcome,
+    view::{Mechanism, SWITCHED_OFF},
 };
 
 use crate::{
@@ -106,7 +108,7 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     let mut lines = Vec::new();
     if let Link::Down { since, why } = &view.link {
         let age = tick.at.since(*since);
-        lines.push(("QEMU", format!("has not answered for {age}: {why}")));
+        lines.push(("QEMU", format!("no connection for {age}: {why}")));
     }
     if let Some(stats) = view.stats {
         let part = |name: &str, size: Option<Bytes>| {
@@ -145,15 +147,27 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     lines.extend(disks.map(|(name, reading)| words(name, &reading.value)));
     let overload = tick.plan.overloads.get(vm);
     lines.extend(overload.map(|overload| ("Overload", overloaded(overload))));
-    let cannot = view.limits.iter().map(|(mechanism, why)| {
-        let name = serde_json::to_value(mechanism).unwrap_or_default();
-        let name = name.as_str().unwrap_or_default().replace('_', " ");
-        ("Unsupported", format!("{name}: {why}"))
-    });
-    lines.extend(cannot);
+    lines.extend(limited(view));
     if let Some(error) = &view.last_error {
         let age = error.age(tick.at);
         lines.push(("QEMU refused", format!("{age} before this tick: {}", error.value)));
+    }
+    lines
+}
+
+/// Mechanisms that the VM cannot take part in, and those that the configuration switches off.
+fn limited(view: &VmView) -> Vec<Line> {
+    let name = |mechanism: &Mechanism| {
+        let name = serde_json::to_value(mechanism).unwrap_or_default();
+        name.as_str().unwrap_or_default().replace('_', " ")
+    };
+    let is_off = |why: &str| why.starts_with(SWITCHED_OFF);
+    let (off, cannot): (Vec<_>, Vec<_>) = view.limits.iter().partition(|(_, why)| is_off(why));
+    let mut lines: Vec<Line> =
+        cannot.iter().map(|(it, why)| ("Unsupported", format!("{}: {why}", name(it)))).collect();
+    if !off.is_empty() {
+        let names: Vec<String> = off.iter().map(|(mechanism, _)| name(mechanism)).collect();
+        lines.push(("Switched off", format!("{}, by its group's configuration", names.join(", "))));
     }
     lines
 }

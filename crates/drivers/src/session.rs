@@ -52,8 +52,8 @@ pub(super) enum SessionError {
     /// Reading the files about it has failed altogether.
     #[error("the files that tell whose it is cannot be read: {0}")]
     Files(#[from] JoinError),
-    /// The VM is managed through another socket already.
-    #[error("two sockets name this VM: `{name}` is managed through {}", .other.display())]
+    /// The VM is known through another socket already.
+    #[error("two sockets name this VM: `{name}` is known through {}", .other.display())]
     TwoSockets { name: VmName, other: PathBuf },
 }
 

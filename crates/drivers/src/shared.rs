@@ -167,7 +167,7 @@ impl DriverState {
 /// A QEMU that has reported two names in one incarnation is not managed any more.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "QEMU has called itself `{first}` and then `{second}`: it is managed under neither name until it is started anew"
+    "QEMU has called itself `{first}` and then `{second}`: it is left alone under both names until it is started anew"
 )]
 pub(super) struct TwoNames {
     first: VmName,

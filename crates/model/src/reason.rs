@@ -167,16 +167,18 @@ pub enum Reason {
     },
 
     // --- why memory is taken -------------------------------------------------------------------
-    /// The group occupies more than its budget.
-    #[error("the group is {deficit} over its budget: grants come back, the cheapest first")]
+    /// The group occupies more than its budget, or will when its VMs touch what they were granted.
+    #[error(
+        "the group with its untouched grants is {deficit} over its budget: grants come back, the cheapest first"
+    )]
     Deficit {
-        /// The excess.
+        /// The excess: memory in use and untouched grants, less the budget and what is borrowed.
         deficit: Bytes,
     },
     /// The host is short. Memory that VMs have freed is taken from this group first, because it
     /// occupies more than its budget.
     #[error(
-        "the host needs memory, and its group is {deficit} over its budget: what it has freed is taken first"
+        "the host needs memory, and its group with its untouched grants is {deficit} over its budget: what it has freed is taken first"
     )]
     FreedOverBudget {
         /// The excess.
@@ -343,10 +345,10 @@ pub enum Reason {
 
     // --- why not -------------------------------------------------------------------------------
     /// No group's pattern matches the VM.
-    #[error("no group's pattern matches it: it is watched, not managed")]
+    #[error("no group's pattern matches it: it is watched, and its memory is left alone")]
     NoGroup,
-    /// QEMU does not answer.
-    #[error("QEMU does not answer: {why}")]
+    /// No connection to QEMU: it does not answer, or Overbook must not trust what answers.
+    #[error("no connection to its QEMU: {why}")]
     Unreachable {
         /// The reason in the link's state.
         why: String,
@@ -442,7 +444,7 @@ pub enum Reason {
     },
     /// A group occupies more than its budget, and its VMs need their memory.
     #[error(
-        "the group is {deficit} over its budget and stays so: its VMs need what they have, and nothing more is taken"
+        "the group with its untouched grants is {deficit} over its budget and stays so: its VMs need what they have, and nothing more is taken"
     )]
     StaysOver {
         /// The excess.

@@ -202,6 +202,10 @@ pub struct MemoryLimit {
     pub used: Bytes,
 }
 
+/// The first words of the reason in [`VmView::limits`] for a mechanism that the configuration
+/// switches off. A VM that cannot take part has another reason.
+pub const SWITCHED_OFF: &str = "switched off";
+
 /// A part of Overbook that acts on VMs. Each has its own [`crate::Mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

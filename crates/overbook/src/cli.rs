@@ -3,7 +3,7 @@
 //! Each command is one file with one function from arguments to text. Only this module prints. So
 //! a closed pipe ends every command quietly, and no name of a guest can write escape sequences to
 //! the operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon
-//! answers.
+//! answers. With `--exit-code`, `overbook status` has those of a monitoring plugin instead.
 
 mod api;
 mod capacity;
@@ -16,21 +16,24 @@ mod disks;
 mod doctor;
 mod error;
 mod explain;
+pub(crate) mod fit;
 mod group;
 mod history;
 mod lab;
 mod libvirt;
 mod mrc;
-mod output;
+pub(crate) mod output;
 mod pages;
 mod pki;
 mod plan;
 mod repository;
+pub(crate) mod screen;
 mod static_tables;
 mod status;
 mod steer;
 mod store;
-mod table;
+pub(crate) mod table;
+pub(crate) mod verdict;
 mod vm;
 mod when;
 mod worker;
@@ -48,9 +51,12 @@ use crate::config_files::DEFAULT_PATH;
 /// The daemon's socket, unless the configuration names another.
 pub const DEFAULT_SOCKET: &str = "/run/overbook/overbook.sock";
 
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 it failed, or is not complete; 2 the command line \
+    is wrong; 3 no daemon answers. `overbook status --exit-code` has those of a monitoring plugin.";
+
 /// Moves memory between virtual machines of one group, to where it is needed.
 #[derive(Debug, Parser)]
-#[command(name = "overbook", version, max_term_width = 100)]
+#[command(name = "overbook", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
     /// The configuration; files in `overbook.d` in the same directory are read after it
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_PATH)]
@@ -97,10 +103,13 @@ enum CliCommand {
     /// It needs no daemon, changes nothing, and opens no VM's socket. Exit code 1: something is to
     /// be mended.
     Doctor(doctor::Arguments),
-    /// Show the host, its groups and its VMs
-    Status(Format),
+    /// Show the host, its groups and its VMs, after a verdict in one line
+    ///
+    /// With `--exit-code`, the exit code is the verdict's: 0 OK, 1 WARNING, 2 CRITICAL (also where
+    /// no daemon answers), 3 UNKNOWN.
+    Status(status::Arguments),
     /// Watch the host live
-    Top,
+    Top(crate::top::Arguments),
     /// Show one VM, or all; draw a VM's miss-ratio curve
     Vm(vm::Arguments),
     /// Show one group, or all
@@ -195,8 +204,10 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         CliCommand::Check(arguments) => check::run(&context, &arguments),
         CliCommand::Doctor(arguments) => doctor::run(&context, &arguments),
         CliCommand::Capacity(arguments) => capacity::run(&context, &arguments),
-        CliCommand::Status(format) => status::run(&context, format.json),
-        CliCommand::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),
+        CliCommand::Status(arguments) => status::run(&context, &arguments),
+        CliCommand::Top(arguments) => {
+            crate::top::run(&context.socket()?, &arguments).map(|()| Output::nothing())
+        }
         CliCommand::Vm(arguments) => vm::run(&context, &arguments),
         CliCommand::Group(group) => group::run(&context, group.name.as_deref(), group.format.json),
         CliCommand::Explain(vm) => explain::run(&context, &vm.name, vm.format.json),
@@ -228,7 +239,23 @@ mod tests {
     fn global_options_may_stand_behind_the_command() {
         let cli = Cli::try_parse_from(["overbook", "status", "--json", "--socket", "/s"]).unwrap();
         assert_eq!(cli.socket, Some("/s".into()));
-        assert!(matches!(cli.command, CliCommand::Status(Format { json: true })));
+        let CliCommand::Status(status) = cli.command else { panic!() };
+        assert!(status.format.json && !status.exit_code && status.watch.is_none());
+    }
+
+    #[test]
+    fn watch_may_have_its_seconds() {
+        let watch = |line: &[&str]| {
+            let cli = Cli::try_parse_from([&["overbook", "status"], line].concat()).ok()?;
+            let CliCommand::Status(status) = cli.command else { panic!() };
+            status.watch
+        };
+        assert_eq!(watch(&["--watch"]), Some(2));
+        assert_eq!(watch(&["--watch", "5"]), Some(5));
+        assert_eq!(watch(&["--watch", "--socket", "/s"]), Some(2));
+        for wrong in [["--watch", "0"], ["--watch", "--json"], ["--watch", "--exit-code"]] {
+            assert_eq!(watch(&wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

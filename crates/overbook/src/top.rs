@@ -6,21 +6,29 @@
 //! figures, and the view says so, but keys still work.
 //!
 //! The terminal is restored at the end, on an error, on a panic and on a signal. When the
-//! terminal itself has gone, the view ends ([`ending`]).
+//! terminal itself has gone, the view ends ([`ending`]). Without a terminal, [`batch`] writes the
+//! same lines as text.
 
+mod batch;
 mod draw;
 mod ending;
+mod order;
 mod state;
 mod watch;
 
-use std::{io, path::Path, time::Duration};
+use std::{
+    io::{self, IsTerminal},
+    path::Path,
+    time::Duration,
+};
 
+use clap::{Args, value_parser};
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyEventKind},
 };
 
-use crate::cli::CliError;
+use crate::cli::{CliError, screen};
 use ending::Ending;
 use state::{KeyAction, ScreenState};
 use watch::StatusPoller;
@@ -28,12 +36,35 @@ use watch::StatusPoller;
 /// Maximum delay between a key and its effect.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Write one page a second to standard output; needs no terminal
+    #[arg(short, long)]
+    batch: bool,
+    /// Pages to write; without it they come until the pipe is closed
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "COUNT",
+        requires = "batch",
+        value_parser = value_parser!(u64).range(1..)
+    )]
+    count: Option<u64>,
+}
+
 /// Shows the daemon at `socket` until the user quits.
 ///
 /// # Errors
 /// No daemon answers at the start, or the terminal cannot be used.
-pub fn run(socket: &Path) -> Result<(), CliError> {
+pub(crate) fn run(socket: &Path, arguments: &Arguments) -> Result<(), CliError> {
+    if arguments.batch {
+        return batch::run(socket, arguments.count);
+    }
     let watch = StatusPoller::start(socket)?;
+    if !io::stdout().is_terminal() {
+        let why = "standard output is none (`overbook top --batch` writes to a pipe or file)";
+        return Err(CliError::Terminal(io::Error::other(why)));
+    }
     let ending = Ending::watch().map_err(CliError::Terminal)?;
     // Also restores the terminal on a panic.
     let terminal = ratatui::try_init().map_err(CliError::Terminal)?;
@@ -43,10 +74,12 @@ pub fn run(socket: &Path) -> Result<(), CliError> {
 }
 
 fn turn(mut terminal: DefaultTerminal, watch: &StatusPoller, ending: &Ending) -> io::Result<()> {
-    let mut state = ScreenState::default();
+    let mut state = ScreenState { has_colour: screen::has_colour(), ..ScreenState::default() };
     while !ending.is_due() {
         watch.news().for_each(|news| state.learn(news));
-        terminal.draw(|frame| draw::draw(frame, &state))?;
+        let mut room = state.room;
+        terminal.draw(|frame| room = draw::draw(frame, &state))?;
+        state.room = room;
         if !event::poll(PATIENCE)? {
             continue;
         }

@@ -4,6 +4,8 @@
 
 #[path = "../../api/tests/fixture/mod.rs"]
 mod http_fixture;
+#[path = "http_fixture/program.rs"]
+mod program;
 #[path = "http_fixture/server.rs"]
 mod server;
 
@@ -12,55 +14,12 @@ use std::{
     io::{Read, Write},
     os::unix::net::UnixListener,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
 };
 
+use program::{error, json, overbook, says};
 use serde_json::Value;
 use server::TestServer;
-
-fn overbook(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
-    command.args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-/// Standard output of a command that succeeds.
-fn says(server: &TestServer, arguments: &[&str]) -> String {
-    let socket = server.socket.to_str().unwrap();
-    let output = overbook(&[arguments, &["--socket", socket]].concat());
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn json(server: &TestServer, arguments: &[&str]) -> Value {
-    serde_json::from_str(&says(server, &[arguments, &["--json"]].concat())).unwrap()
-}
-
-fn error(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[test]
-fn status_shows_host_groups_and_vms() {
-    let text = says(&TestServer::start(), &["status"]);
-    assert!(text.starts_with(
-        "host    6 GiB of 16 GiB available, 1000 MiB of 1 GiB swap free; mode enforce"
-    ));
-    for words in ["3 VMs, 1 unreachable, 1 uncooperative", "HOST:USED", "GUEST:AVAIL", "demand"] {
-        assert!(text.contains(words), "{words} is missing in\n{text}");
-    }
-    let row = text.lines().find(|line| line.starts_with("web-1")).unwrap();
-    assert!(row.contains("target raised to 202 MiB: it is short of memory"), "{row}");
-    assert!(text.lines().any(|line| line.starts_with("db-1") && line.contains("unreachable")));
-}
-
-#[test]
-fn status_prints_json() {
-    let page = json(&TestServer::start(), &["status"]);
-    assert_eq!(page["host"]["mode"], "enforce");
-    assert_eq!(page["groups"][0]["name"], "web");
-    assert_eq!(page["vms"].as_array().unwrap().len(), 3);
-}
 
 #[test]
 fn one_vm_or_group_is_shown_in_full() {
@@ -110,19 +69,35 @@ fn explain_prints_the_daemons_words() {
 
 #[test]
 fn history_shows_readings_and_changes() {
-    let text = says(&TestServer::start(), &["history", "web-1", "--since", "2h"]);
+    let text = says(&TestServer::start(), &["history", "web-1", "--rows", "--since", "2h"]);
     assert!(text.starts_with("TIME "), "{text}");
     assert!(text.contains("2026-05-28T20:23:40Z"), "{text}");
     assert!(text.contains("target raised to 192 MiB"), "{text}");
     assert!(!text.contains("--limit"), "{text}");
-    let text = says(&TestServer::start(), &["history", "web-1", "--since", "2h", "--limit", "2"]);
+    let limited = ["history", "web-1", "--rows", "--since", "2h", "--limit", "2"];
+    let text = says(&TestServer::start(), &limited);
     assert!(
         text.ends_with("\nthe newest 2 rows of the last 120 min; --limit shows more\n"),
         "{text}"
     );
+    assert!(text.contains("\nearlier rows: --until 20"), "{text}");
     let output = overbook(&["history", "web-1", "--since", "0s"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(error(&output).contains("nothing lies in no time; valid: `1s` and more"));
+}
+
+#[test]
+fn history_begins_with_lines_means_and_changes() {
+    let server = TestServer::start();
+    let text = says(&server, &["history", "web-1"]);
+    assert!(text.starts_with("web-1 in the last 60 min\n\nMAY USE     ▁"), "{text}");
+    assert!(text.contains("\nmeans of "), "{text}");
+    assert!(text.contains("\nchanges\n2026-05-28T20:23:40Z  target raised to 192 MiB"), "{text}");
+    let until = "2026-05-28T20:26:40Z";
+    let text = says(&server, &["history", "web-1", "--since", "15min", "--until", until]);
+    assert!(text.starts_with("web-1 in the 15 min before 2026-05-28T20:26:40Z\n"), "{text}");
+    assert!(text.contains("\n2026-05-28T20:11:00Z  192 MiB"), "{text}");
+    assert!(overbook(&["history", "web-1", "--until", "noon"]).status.code() == Some(2));
 }
 
 #[test]

@@ -207,7 +207,15 @@ fn a_tracked_vm_has_a_curve_and_another_says_why_not() {
 #[test]
 fn the_capacity_is_told_from_what_was_learned() {
     let server = TestServer::start();
+    let crowded = json(&server, "/v1/capacity");
+    assert_eq!(crowded["others_bytes"], (16_384 - 6_144 - 480_u64) << 20);
+    // Nothing but the two VMs, which occupy 480 MiB, is on this host.
+    let mut tick = http_fixture::published();
+    tick.view.host.as_mut().unwrap().value.available = model::Bytes::mib(16_384 - 480);
+    server.publish(tick);
     let found = json(&server, "/v1/capacity");
+    assert_eq!(found["others_bytes"], 0);
+    assert!(crowded["fit_vms"].as_u64().unwrap() < found["fit_vms"].as_u64().unwrap() / 2);
     assert_eq!((&found["certainty"], &found["vms"]), (&0.97.into(), &2.into()));
     assert_eq!((&found["measured_vms"], &found["measured_seconds"]), (&1.into(), &3600.into()));
     // Two VMs of 384 MiB; one was in sustained overload in forty intervals.
@@ -246,8 +254,8 @@ fn the_description_holds_every_path() {
         assert!(api["paths"][path].is_object(), "{path}");
     }
     for (path, names) in [
-        ("/v1/history/{vm}", &["vm", "since_wall_ms", "limit"][..]),
-        ("/v1/loans/{group}", &["group", "since_wall_ms", "limit"]),
+        ("/v1/history/{vm}", &["vm", "since_wall_ms", "until_wall_ms", "limit"][..]),
+        ("/v1/loans/{group}", &["group", "since_wall_ms", "until_wall_ms", "limit"]),
         ("/v1/capacity", &["certainty", "given"]),
     ] {
         let parameters = api["paths"][path]["get"]["parameters"].as_array().unwrap();

@@ -1,4 +1,5 @@
-//! `overbook top` on a real terminal: it ends when that goes or on a signal, and restores it.
+//! `overbook top` and `status` on a real terminal: they fit it, and `top` ends when it goes or on a
+//! signal, and restores it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -8,8 +9,9 @@ mod http_fixture;
 mod server;
 
 use std::{
+    collections::BTreeMap,
     fs,
-    io::Read,
+    io::{Read, Write},
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
@@ -28,7 +30,7 @@ const GIVES_BACK: &str = "\x1b[?1049l";
 struct Terminal {
     script: Child,
     /// While this pipe is open, script(1) sends no end of input.
-    _keys: ChildStdin,
+    keys: ChildStdin,
     screen: ChildStdout,
     seen: String,
     top: Identity,
@@ -37,8 +39,14 @@ struct Terminal {
 impl Terminal {
     /// Waits until the view is shown.
     fn open(server: &TestServer) -> Self {
+        Self::open_after(server, "")
+    }
+
+    /// The same after these commands of the shell.
+    fn open_after(server: &TestServer, settings: &str) -> Self {
         let program = env!("CARGO_BIN_EXE_overbook");
-        let top = format!("stty -g; {program} --socket {} top; stty -g", server.socket.display());
+        let socket = server.socket.display();
+        let top = format!("{settings} stty -g; {program} --socket {socket} top; stty -g");
         let mut script = Command::new("script")
             .args(["--quiet", "--flush", "--command", &top, "/dev/null"])
             .env("TERM", "xterm")
@@ -56,7 +64,31 @@ impl Terminal {
             seen.push_str(&String::from_utf8_lossy(&bytes[..length]));
         }
         let top = find(script.id(), Path::new(program)).unwrap();
-        Self { script, _keys: keys, screen, seen, top }
+        Self { script, keys, screen, seen, top }
+    }
+
+    /// Presses keys, and waits until the screen has these words.
+    fn press_until(&mut self, keys: &str, words: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys.flush().unwrap();
+        let begin = Instant::now();
+        while !self.screen_has(words) {
+            assert!(begin.elapsed() < LIMIT, "{words} is not on\n{}", painted(&self.seen));
+            let mut bytes = [0; 4096];
+            let length = self.screen.read(&mut bytes).unwrap();
+            assert!(length > 0, "{words} is not on\n{}", painted(&self.seen));
+            self.seen.push_str(&String::from_utf8_lossy(&bytes[..length]));
+        }
+    }
+
+    fn screen_has(&self, words: &str) -> bool {
+        painted(&self.seen).contains(words)
+    }
+
+    /// Ends the view and returns all that was written.
+    fn quit(mut self) -> String {
+        self.keys.write_all(b"q").unwrap();
+        self.last_words()
     }
 
     /// All text on the screen, after everything on it has ended.
@@ -74,6 +106,41 @@ impl Drop for Terminal {
         let _ = self.script.wait();
         let _ = self.top.signal(Signal::KILL);
     }
+}
+
+/// The screen after this output since the view took it.
+fn painted(output: &str) -> String {
+    let output = output.rsplit(TAKES).next().unwrap_or_default();
+    let mut cells: BTreeMap<usize, BTreeMap<usize, char>> = BTreeMap::new();
+    let (mut row, mut column) = (1, 1);
+    let mut letters = output.chars();
+    while let Some(letter) = letters.next() {
+        if letter != '\x1b' {
+            cells.entry(row).or_default().insert(column, letter);
+            column += 1;
+            continue;
+        }
+        let (mut numbers, mut end) = (String::new(), None);
+        for letter in letters.by_ref().filter(|letter| *letter != '[') {
+            if letter.is_ascii_alphabetic() {
+                end = Some(letter);
+                break;
+            }
+            numbers.push(letter);
+        }
+        match (end, numbers.split_once(';')) {
+            (Some('H'), Some((to_row, to_column))) => {
+                (row, column) = (to_row.parse().unwrap(), to_column.parse().unwrap());
+            }
+            (Some('J'), _) => cells.clear(),
+            _ => {}
+        }
+    }
+    let line = |cells: &BTreeMap<usize, char>| -> String {
+        let last = cells.keys().next_back().copied().unwrap_or(0);
+        (1..=last).map(|column| cells.get(&column).copied().unwrap_or(' ')).collect()
+    };
+    cells.values().map(|cells| line(cells) + "\n").collect()
 }
 
 /// The descendant that runs `program`.
@@ -108,4 +175,59 @@ fn a_signal_ends_it_and_the_terminal_is_as_it_was() {
         let [before, after] = settings[..] else { panic!("{screen:?}") };
         assert!(after.ends_with(before), "{signal:?}: {before:?} {after:?}");
     }
+}
+
+#[test]
+fn keys_sort_filter_explain_and_help() {
+    let server = TestServer::start();
+    let mut terminal = Terminal::open_after(&server, "stty cols 80 rows 24;");
+    terminal.press_until("", "sorted by GUEST:SWAP");
+    terminal.press_until("s", "sorted by STATE");
+    terminal.press_until("/nothing-like-it\r", "/nothing-like-it: 0 of 3 VMs");
+    assert!(!terminal.screen_has("web-1"), "{}", painted(&terminal.seen));
+    terminal.press_until("\x1b", "uncooperative: its");
+    terminal.press_until("\x1b[F", "┌ web-1, ");
+    terminal.press_until("\r", " web-1, lines 1-");
+    terminal.press_until("\x1b[F", "Last change  3 min before this tick");
+    terminal.press_until("?", "PageUp PageDown select");
+    terminal.press_until("?", "uncooperative: its");
+    assert!(terminal.quit().contains(GIVES_BACK));
+}
+
+#[test]
+fn a_terminal_of_40x8_is_large_enough() {
+    let server = TestServer::start();
+    let mut terminal = Terminal::open_after(&server, "stty cols 40 rows 8;");
+    terminal.press_until("", "? help");
+    assert!(terminal.screen_has("web-2"), "{}", painted(&terminal.seen));
+    terminal.press_until("?", " keys, lines 1-4 of ");
+    assert!(terminal.quit().contains(GIVES_BACK));
+}
+
+#[test]
+fn no_color_is_obeyed() {
+    let server = TestServer::start();
+    let has_colours = |settings: &str| {
+        let mut terminal = Terminal::open_after(&server, settings);
+        terminal.press_until("", "? help");
+        terminal.quit().contains("\x1b[38;5;")
+    };
+    assert!(has_colours("unset NO_COLOR; stty cols 80 rows 24;"));
+    assert!(!has_colours("export NO_COLOR=1; stty cols 80 rows 24;"));
+}
+
+#[test]
+fn status_fits_its_terminal() {
+    let server = TestServer::start();
+    let program = env!("CARGO_BIN_EXE_overbook");
+    let status = format!("stty cols 64; {program} --socket {} status", server.socket.display());
+    let output = Command::new("script")
+        .args(["--quiet", "--command", &status, "/dev/null"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("script(1) of util-linux is needed");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("WARNING: db-1"), "{text}");
+    let long = text.lines().find(|line| line.trim_end().chars().count() > 64);
+    assert_eq!(long, None);
 }

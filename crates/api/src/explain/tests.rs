@@ -56,8 +56,8 @@ fn a_vm_without_group_whose_qemu_is_gone_is_explained() {
     let expected = "\
 db-1 may use all of its 512 MiB of RAM; it belongs to no group.
 
-QEMU         has not answered for 60 s: no such socket
-Unchanged    no group's pattern matches it: it is watched, not managed
+QEMU         no connection for 60 s: no such socket
+Unchanged    no group's pattern matches it: it is watched, and its memory is left alone
 Last change  none is on record
 To change it add a pattern that matches `db-1` to a group's `vms`
 ";
@@ -103,4 +103,28 @@ fn a_disk_that_has_lost_one_of_its_repositories_says_so() {
     let begin = "swap: half of its reads take less than 64 us; 5 MiB of it lie in 2 repositories";
     assert_eq!(disk("swap", &reading, 2), begin);
     assert_eq!(disk("swap", &reading, 3), format!("{begin}, and 1 of its 3 are not connected"));
+}
+
+#[test]
+fn a_mechanism_that_is_switched_off_is_not_called_unsupported() {
+    let mut tick = fixture::published();
+    let vm = tick.view.vms.get_mut(&"web-2".into()).unwrap();
+    for mechanism in [Mechanism::Dedup, Mechanism::Cold] {
+        vm.limits.insert(mechanism, format!("{SWITCHED_OFF} for group web"));
+    }
+    let text = explain(&tick, &"web-2".into(), None);
+    assert!(text.contains("\nSwitched off dedup, cold, by its group's configuration\n"), "{text}");
+    assert_eq!(text.matches("Unsupported").count(), 2, "{text}");
+}
+
+#[test]
+fn a_refused_connection_is_not_called_silence() {
+    let mut tick = fixture::published();
+    let why = "two sockets name this VM".to_owned();
+    tick.view.vms.get_mut(&"db-1".into()).unwrap().link = Link::Down { since: tick.at, why };
+    let text = explain(&tick, &"db-1".into(), None);
+    assert!(
+        text.contains("\nQEMU         no connection for 0 ms: two sockets name this VM\n"),
+        "{text}"
+    );
 }

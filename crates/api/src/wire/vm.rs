@@ -21,11 +21,11 @@ use crate::shown::{self, TickView};
 pub struct VmStatus {
     /// Its name.
     pub name: String,
-    /// Its group; absent: watched, not managed.
+    /// Its group; absent: it is watched, and its memory is left alone.
     pub group: Option<String>,
     /// Whether QEMU answers.
     pub link_up: bool,
-    /// Why QEMU does not answer.
+    /// Why there is no connection to QEMU.
     pub link_error: Option<String>,
     /// `none`, `active` or `unknown`.
     pub migration: String,
@@ -140,7 +140,7 @@ impl VmStatus {
         } else if self.migration == "active" {
             "migrating"
         } else if self.group.is_none() {
-            "unmanaged"
+            "no group"
         } else {
             "ok"
         }

@@ -8,7 +8,8 @@ use super::{
     context::Context,
     error::CliError,
     output::Output,
-    table::{Column, size, table},
+    screen, status,
+    table::{Column, TextTable, size},
 };
 
 const COLUMNS: [Column; 9] = [
@@ -16,12 +17,16 @@ const COLUMNS: [Column; 9] = [
     ("POLICY", false),
     ("BUDGET", true),
     ("USED", true),
-    ("PROMISED", true),
+    ("UNTOUCHED", true),
     ("RESERVE", true),
     ("SURPLUS", true),
     ("DEFICIT", true),
-    ("VMS", false),
+    ("VMS", true),
 ];
+/// Left out of a narrow table, in this order.
+const DROPPABLE: [&str; 6] = ["RESERVE", "POLICY", "SURPLUS", "UNTOUCHED", "VMS", "DEFICIT"];
+
+const NO_GROUP: &str = "no group is configured: every VM is watched, and no memory is moved\n";
 
 pub(super) fn run(context: &Context, name: Option<&str>, json: bool) -> Result<Output, CliError> {
     let client = context.client()?;
@@ -31,17 +36,27 @@ pub(super) fn run(context: &Context, name: Option<&str>, json: bool) -> Result<O
             if json {
                 return Output::json(&group);
             }
-            vec![group]
+            let names = match group.vms.as_slice() {
+                [] => "none".to_owned(),
+                names => names.join(", "),
+            };
+            let members = format!("VMs of {name}: {names}\n");
+            let width = screen::width();
+            let text = table_of(&[group], width) + &status::fitted(&members, width);
+            return Ok(Output::text(&text));
         }
         None => client.get("/v1/groups")?,
     };
-    if json { Output::json(&groups) } else { Ok(Output::text(&table_of(&groups))) }
+    if json {
+        return Output::json(&groups);
+    }
+    Ok(Output::text(&table_of(&groups, screen::width())))
 }
 
-/// All groups in a table.
-pub(super) fn table_of(groups: &[GroupStatus]) -> String {
+/// All groups in a table. With a `width` no line is longer.
+pub(super) fn table_of(groups: &[GroupStatus], width: Option<usize>) -> String {
     if groups.is_empty() {
-        return "no group is configured: every VM is watched, none is managed\n".to_owned();
+        return status::fitted(NO_GROUP, width);
     }
     let row = |group: &GroupStatus| {
         vec![
@@ -53,7 +68,7 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
             size(Some(group.reserve_bytes)),
             size(Some(group.surplus_bytes)),
             size(Some(group.deficit_bytes)),
-            group.vms.join(" "),
+            group.vms.len().to_string(),
         ]
     };
     let workers = groups
@@ -69,7 +84,8 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
         .chain(freed)
         .chain(caches)
         .collect();
-    table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
+    let rows: Vec<_> = groups.iter().map(row).collect();
+    TextTable::fitted(&COLUMNS, &rows, &DROPPABLE, width).text() + &status::fitted(&below, width)
 }
 
 /// Lines for the groups that stay over their budget.
@@ -157,6 +173,7 @@ fn worker(group: &str, worker: &WorkerStatus, tracking: &str) -> String {
     };
     let restarts = match worker.restarts {
         0 => String::new(),
+        1 => ", started again once".to_owned(),
         n => format!(", started again {n} times"),
     };
     let error = worker.last_error.iter().map(|why| format!("; the last one {why}"));

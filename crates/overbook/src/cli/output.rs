@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::error::CliError;
 
 /// The output of a command.
-pub(super) struct Output {
+pub(crate) struct Output {
     bytes: Vec<u8>,
     code: u8,
 }
@@ -26,7 +26,7 @@ impl Output {
     }
 
     /// Text for people.
-    pub(super) fn text(text: &str) -> Self {
+    pub(crate) fn text(text: &str) -> Self {
         Self::raw(clean(text).into_bytes())
     }
 
@@ -47,12 +47,24 @@ impl Output {
         Self { code, ..self }
     }
 
+    /// The same output after `begin`.
+    pub(super) fn after(self, begin: &[u8]) -> Self {
+        Self { bytes: [begin, &self.bytes].concat(), ..self }
+    }
+
     /// Writes the output and returns the exit code. A closed pipe (`| head`) is no error.
     pub(super) fn print(self) -> Result<ExitCode, CliError> {
+        self.write()?;
+        Ok(ExitCode::from(self.code))
+    }
+
+    /// Writes the output. `false`: the pipe is closed.
+    pub(crate) fn write(&self) -> Result<bool, CliError> {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(&self.bytes).and_then(|()| stdout.flush()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::Print(error)),
-            _ => Ok(ExitCode::from(self.code)),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(CliError::Print(error)),
+            Ok(()) => Ok(true),
         }
     }
 }

@@ -1,19 +1,133 @@
-//! `overbook status`: the host, its groups and its VMs on one page.
+//! `overbook status`: the host, its groups and its VMs on one page, after a verdict in one line.
+//!
+//! With `--exit-code` the command is a monitoring plugin. These exit codes need the flag, because
+//! scripts rely on exit code 0 while the daemon answers.
 
-use super::{context::Context, error::CliError, group, output::Output, table::size, vm};
+use std::{thread, time::Duration};
+
+use clap::{Args, value_parser};
+use serde::Serialize;
+
+use super::{
+    Format, context::Context, error::CliError, fit, group, output::Output, screen, table::size,
+    verdict::HostVerdict, vm,
+};
+use api::client::{ApiClient, ClientError};
 use api::wire::{HostStatus, StatusPage};
 
-pub(super) fn run(context: &Context, json: bool) -> Result<Output, CliError> {
-    let page: StatusPage = context.client()?.get("/v1/status")?;
-    if json {
-        return Output::json(&page);
-    }
-    let groups = group::table_of(&page.groups);
-    let vms = vm::table_of(&page.vms);
-    Ok(Output::text(&format!("{}\n{groups}\n{vms}", host(&page.host))))
+/// Indentation of continued lines.
+const INDENT: usize = 8;
+/// Puts the cursor into the first place of an empty screen.
+const CLEAR: &[u8] = b"\x1b[H\x1b[J";
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Show the page again every SECONDS, 2 by default
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "2",
+        value_parser = value_parser!(u64).range(1..=86_400),
+        conflicts_with_all = ["json", "exit_code"]
+    )]
+    pub(super) watch: Option<u64>,
+    /// Exit as a monitoring plugin does: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN
+    #[arg(long)]
+    pub(super) exit_code: bool,
+    #[command(flatten)]
+    pub(super) format: Format,
 }
 
-/// The host in a few lines, with a line for each trouble.
+/// The page as JSON. The API has the same page without the verdict.
+#[derive(Serialize)]
+struct JudgedPage<'a> {
+    verdict: &'a HostVerdict,
+    /// `None`: the daemon did not answer.
+    #[serde(flatten)]
+    page: Option<&'a StatusPage>,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
+    if let Some(seconds) = arguments.watch {
+        return watch(&context.client()?, Duration::from_secs(seconds));
+    }
+    let page = context.client().and_then(|client| Ok(ask(&client)?));
+    let (page, verdict) = match page {
+        Ok(page) => {
+            let verdict = HostVerdict::of(&page);
+            (Some(page), verdict)
+        }
+        Err(error) if !arguments.exit_code => return Err(error),
+        Err(CliError::Client(error)) => (None, HostVerdict::of_failure(&error)),
+        Err(error) => (None, HostVerdict::unknown(error.to_string())),
+    };
+    let code = if arguments.exit_code { verdict.level.exit_code() } else { 0 };
+    let output = if arguments.format.json {
+        Output::json(&JudgedPage { verdict: &verdict, page: page.as_ref() })?
+    } else {
+        Output::text(&text(page.as_ref(), &verdict, screen::width()))
+    };
+    Ok(output.with_code(code))
+}
+
+fn ask(client: &ApiClient) -> Result<StatusPage, ClientError> {
+    client.get("/v1/status")
+}
+
+/// Shows the page again and again, until the user ends it or the reader closes the pipe.
+///
+/// A daemon that no longer answers does not end it: it may be restarting.
+fn watch(client: &ApiClient, pause: Duration) -> Result<Output, CliError> {
+    let mut answer = Ok(ask(client)?);
+    loop {
+        let shown = match &answer {
+            Ok(page) => text(Some(page), &HostVerdict::of(page), screen::width()),
+            Err(error) => text(None, &HostVerdict::of_failure(error), screen::width()),
+        };
+        let output = match screen::size() {
+            Some((_, rows)) => Output::text(&first(&shown, rows)).after(CLEAR),
+            None => Output::text(&format!("{shown}\n")),
+        };
+        if !output.write()? {
+            return Ok(Output::nothing());
+        }
+        thread::sleep(pause);
+        answer = ask(client);
+    }
+}
+
+/// The first lines, as many as a screen of `rows` rows holds.
+fn first(text: &str, rows: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() < rows {
+        return text.to_owned();
+    }
+    let shown = rows.saturating_sub(2);
+    let more = lines.len() - shown;
+    lines[..shown].join("\n") + &format!("\n… {more} more lines; `overbook top` scrolls")
+}
+
+/// The page in words. With a `width` no line is longer.
+fn text(page: Option<&StatusPage>, verdict: &HostVerdict, width: Option<usize>) -> String {
+    let mut lines = verdict.text.clone() + "\n";
+    let Some(StatusPage { host: of_host, groups, vms }) = page else { return lines };
+    lines += &host(of_host);
+    // The verdict's line has the first one.
+    for trouble in verdict.troubles.iter().skip(1) {
+        lines += &format!("  !     {}\n", trouble.text);
+    }
+    let tables = format!("\n{}\n{}", group::table_of(groups, width), vm::table_of(vms, width));
+    fitted(&lines, width) + &tables
+}
+
+/// The lines, wrapped at `width`.
+pub(super) fn fitted(lines: &str, width: Option<usize>) -> String {
+    let Some(width) = width else { return lines.to_owned() };
+    fit::wrap(lines, width, INDENT).iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// The host in a few lines.
 fn host(host: &HostStatus) -> String {
     let paused = if host.paused { ", PAUSED" } else { "" };
     let mut text = format!(
@@ -37,20 +151,107 @@ fn host(host: &HostStatus) -> String {
         };
         text += &format!("        in the pool as {name}: {moving}\n");
     }
-    let reasons = host.reasons.iter().map(|words| words.text.clone());
-    let config =
-        host.config_error.iter().map(|e| format!("the newest configuration is not used: {e}"));
-    let waits = host.waits_for_restart.iter().cloned();
-    let history = host.history_error.iter().map(|e| format!("history is not being kept: {e}"));
-    let pool = host.pool_trouble.iter().map(|e| format!("the pool: {e}"));
-    for trouble in reasons
-        .chain(config)
-        .chain(waits)
-        .chain(history)
-        .chain(pool)
-        .chain(host.ksm_trouble.clone())
-    {
-        text += &format!("  !     {trouble}\n");
-    }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fixture;
+    use api::shown::TickView;
+
+    /// The fixture's page with 100 VMs in a group.
+    fn crowded() -> StatusPage {
+        let mut page = StatusPage::of(&TickView::first(Arc::new(fixture::published())));
+        page.host.tick_age_ms = 300;
+        let vm = page.vms[1].clone();
+        let named = |n: u32| format!("web-customer-frontend-{n:04}");
+        page.vms = (0..100).map(|n| api::wire::VmStatus { name: named(n), ..vm.clone() }).collect();
+        page.groups[0].vms = (0..100).map(named).collect();
+        page
+    }
+
+    fn shown(width: Option<usize>) -> String {
+        let page = crowded();
+        text(Some(&page), &HostVerdict::of(&page), width)
+    }
+
+    #[test]
+    fn a_hundred_vms_fit_a_terminal_and_stay_distinct() {
+        for width in [40, 80, 132] {
+            let text = shown(Some(width));
+            let long: Vec<&str> =
+                text.lines().filter(|line| line.chars().count() > width).collect();
+            assert!(long.is_empty(), "{width}: {long:#?}");
+            let names = text.lines().filter(|line| line.starts_with("web-cust"));
+            let names: std::collections::BTreeSet<_> =
+                names.map(|line| line.split_whitespace().next()).collect();
+            assert_eq!(names.len(), 100, "{text}");
+        }
+        assert!(shown(Some(80)).lines().count() < 130, "{}", shown(Some(80)));
+    }
+
+    #[test]
+    fn a_page_of_80_columns_letter_by_letter() {
+        let page = StatusPage::of(&TickView::first(Arc::new(fixture::published())));
+        let mut page = page;
+        page.host.tick_age_ms = 300;
+        let text = text(Some(&page), &HostVerdict::of(&page), Some(80));
+        let expected = "\
+WARNING: db-1: no connection to its QEMU: no such socket (and 2 more)
+host    6 GiB of 16 GiB available, 1000 MiB of 1 GiB swap free; mode enforce;
+        tick 300 ms ago
+        memory pressure in 10 s: some 0.5 %, full 0.0 %
+        3 VMs, 1 unreachable, 1 uncooperative
+  !     web-2: uncooperative: its balloon stands at 384 MiB and has not moved
+        towards 128 MiB for 40 s; next try in 60 s
+  !     web-2: it cannot be tracked: QEMU was started without Overbook's shim
+
+GROUP  POLICY   BUDGET     USED  UNTOUCHED  RESERVE  SURPLUS  DEFICIT  VMS
+web    demand  580 MiB  480 MiB     12 MiB   48 MiB  100 MiB      0 B    2
+group shop lends group web 60 MiB: web-1 is short of memory (it swaps 3.1
+        MiB/s), and the lender leaves 300 MiB idle
+worker of web: process 4711, 6 MiB, 1.5 s of CPU time, started again once; the
+        last one the worker ended (signal: 9); tracking may take 1 % of a vCPU
+        of each VM
+shared pages of web: the pool takes 10 MiB and saves 30 MiB; scanned at 25
+        pages/ms: the host's CPUs are 40 % busy, so scanning slows no VM
+VMs of web without the shim: kernel KSM merges them and saves 200 MiB on this
+        host
+freed memory of web: the host can take 50 MiB; 300 MiB was freed, 215 MiB taken,
+        of which VMs touched 40 MiB again
+cache of web: it holds 60 MiB, 75 % of the pages read were found in it, and 90 %
+        would be in 128 MiB; it may hold 70 MiB: the group has 70 MiB that no VM
+        needs now
+
+VM     GROUP  MAY USE   TARGET  HOST:USED  STATE          NEWEST REASON
+db-1   -            -        -          -  unreachable    no connection to its …
+web-1  web    192 MiB  202 MiB    180 MiB  ok             target raised to 202 …
+web-2  web    384 MiB  128 MiB    300 MiB  uncooperative  uncooperative: its ba…
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_group_counts_its_vms_instead_of_naming_them() {
+        let text = shown(None);
+        let row = text.lines().find(|line| line.starts_with("web ")).unwrap();
+        assert!(row.ends_with(" 100"), "{row}");
+    }
+
+    #[test]
+    fn a_pipe_gets_whole_sentences() {
+        let text = shown(None);
+        assert!(text.contains("web-customer-frontend-0017"), "{text}");
+        assert!(text.contains("and the group has 100 MiB to hand out"), "{text}");
+    }
+
+    #[test]
+    fn a_screen_shows_the_first_lines_and_counts_the_rest() {
+        let text = "a\nb\nc\nd\n";
+        assert_eq!(first(text, 5), text);
+        assert_eq!(first(text, 4), "a\nb\n… 2 more lines; `overbook top` scrolls");
+    }
 }

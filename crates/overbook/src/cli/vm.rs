@@ -10,14 +10,15 @@ use api::wire::{
     TrackingStatus, VmStatus,
 };
 use clap::Args;
-use model::{Bytes, Millis};
+use model::{Bytes, Millis, view::SWITCHED_OFF};
 
 use super::{
     Format,
     context::Context,
     error::CliError,
     output::Output,
-    table::{Column, rate, size, table},
+    screen, status,
+    table::{Column, TextTable, rate, size},
     when,
 };
 use crate::curve_chart::{Curve, CurveChart};
@@ -49,13 +50,30 @@ const COLUMNS: [Column; 11] = [
     ("STATE", false),
     ("NEWEST REASON", false),
 ];
+/// Left out of a narrow table, in this order.
+const DROPPABLE: [&str; 9] = [
+    "SAVED",
+    "GUEST:AVAIL",
+    "WSS",
+    "GUEST:SWAP",
+    "GROUP",
+    "TARGET",
+    "HOST:USED",
+    "MAY USE",
+    "STATE",
+];
+
+const NO_VM: &str = "no VM was found; `host.qmp` in the configuration says where to look\n";
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
     let json = arguments.format.json;
     let client = context.client()?;
     let Some(name) = &arguments.name else {
         let vms: Vec<VmStatus> = client.get("/v1/vms")?;
-        return if json { Output::json(&vms) } else { Ok(Output::text(&table_of(&vms))) };
+        if json {
+            return Output::json(&vms);
+        }
+        return Ok(Output::text(&table_of(&vms, screen::width())));
     };
     if arguments.mrc {
         let curve: MissRatioCurve = client.get(&format!("{}/curve", path_of("vms", name)))?;
@@ -65,10 +83,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
     if json { Output::json(&vm) } else { Ok(Output::text(&in_full(&vm))) }
 }
 
-/// All VMs in a table.
-pub(super) fn table_of(vms: &[VmStatus]) -> String {
+/// All VMs in a table. With a `width` no line is longer.
+pub(super) fn table_of(vms: &[VmStatus], width: Option<usize>) -> String {
     if vms.is_empty() {
-        return "no VM was found; `host.qmp` in the configuration says where to look\n".to_owned();
+        return status::fitted(NO_VM, width);
     }
     let row = |vm: &VmStatus| {
         vec![
@@ -85,13 +103,19 @@ pub(super) fn table_of(vms: &[VmStatus]) -> String {
             vm.headline(),
         ]
     };
-    table(&COLUMNS, &vms.iter().map(row).collect::<Vec<_>>())
+    let rows: Vec<_> = vms.iter().map(row).collect();
+    TextTable::fitted(&COLUMNS, &rows, &DROPPABLE, width).text()
 }
 
 fn in_full(vm: &VmStatus) -> String {
     let mut lines = vec![
         ("name", vm.name.clone()),
-        ("group", vm.group.clone().unwrap_or_else(|| "none: watched, not managed".to_owned())),
+        (
+            "group",
+            vm.group
+                .clone()
+                .unwrap_or_else(|| "none: it is watched, and its memory is left alone".to_owned()),
+        ),
         ("state", vm.state().to_owned()),
         ("ram", size(Some(vm.ram_bytes))),
         ("min", size(vm.min_bytes)),
@@ -125,9 +149,14 @@ fn in_full(vm: &VmStatus) -> String {
     lines.extend(vm.free_pages.iter().map(|free| ("free pages", taken(free))));
     lines.extend(vm.disks.iter().map(|(name, of)| ("disk", disk(name, of))));
     lines.extend(vm.overload.iter().map(|overload| ("overload", overloaded(overload))));
-    lines.extend(vm.link_error.iter().map(|why| ("unreachable", why.clone())));
-    lines
-        .extend(vm.unsupported.iter().map(|(what, why)| ("unsupported", format!("{what}: {why}"))));
+    lines.extend(vm.link_error.iter().map(|why| ("no connection", why.clone())));
+    let (off, cannot): (Vec<_>, Vec<_>) =
+        vm.unsupported.iter().partition(|(_, why)| why.starts_with(SWITCHED_OFF));
+    lines.extend(cannot.iter().map(|(what, why)| ("unsupported", format!("{what}: {why}"))));
+    if !off.is_empty() {
+        let names: Vec<&str> = off.iter().map(|(what, _)| what.as_str()).collect();
+        lines.push(("switched off", names.join(", ")));
+    }
     lines.extend(vm.last_error.iter().map(|why| ("QEMU refused", why.clone())));
     lines.extend(vm.change.iter().map(|_| ("now", vm.headline())));
     lines.extend(vm.refusals.iter().map(|words| ("refused", words.text.clone())));

@@ -133,7 +133,7 @@ fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
         return Some((NEW, String::new()));
     }
     if let Link::Down { why, .. } = link {
-        return Some(("down", format!("QEMU does not answer: {why}")));
+        return Some(("down", Reason::Unreachable { why: why.clone() }.to_string()));
     }
     refusals.iter().find_map(|reason| {
         let kind = match reason {

@@ -6,7 +6,7 @@ use crate::history;
 use crate::http::{LoopAnswer, MAX_ROWS, Outcome, Question, Span};
 
 /// Any one row that was ever kept.
-const ANY: Span = Span { since_wall_ms: 0, limit: 1 };
+const ANY: Span = Span { since_wall_ms: 0, until_wall_ms: u64::MAX, limit: 1 };
 
 /// The answer from the history in `file`. `None`: the question is not about the history.
 pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
@@ -17,7 +17,7 @@ pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
         | Question::Release
         | Question::Reload { .. } => return None,
         Question::History { vm, span } => {
-            let read = |span: Span| history::read(file, vm, span.since_wall_ms, span.limit);
+            let read = |span: Span| history::read(file, vm, span.wall_ms(), span.limit);
             known(read, *span).map(LoopAnswer::History)
         }
         Question::LastChange { vm } => {
@@ -25,7 +25,7 @@ pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
             row.map(|row| LoopAnswer::LastChange(row.map(|row| Box::new(row.into()))))
         }
         Question::Loans { group, span } => {
-            let read = |span: Span| history::loans(file, group, span.since_wall_ms, span.limit);
+            let read = |span: Span| history::loans(file, group, span.wall_ms(), span.limit);
             known(read, *span).map(LoopAnswer::Loans)
         }
     };

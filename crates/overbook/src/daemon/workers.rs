@@ -17,7 +17,7 @@ mod shims;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use model::view::Mechanism;
+use model::view::{Mechanism, SWITCHED_OFF};
 use model::{
     Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Plan, Reading,
     Spec, Time, TrackingBudget, VmName, VmView,
@@ -340,7 +340,7 @@ fn switched_off(group: &GroupName, spec: &GroupSpec) -> Limits {
     ];
     let off = keys.into_iter().filter(|(_, is_on, _)| !is_on);
     off.map(|(mechanism, _, key)| {
-        (mechanism, format!("switched off for group {group} (`{key} = \"off\"`)"))
+        (mechanism, format!("{SWITCHED_OFF} for group {group} (`{key} = \"off\"`)"))
     })
     .collect()
 }

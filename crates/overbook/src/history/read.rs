@@ -5,6 +5,7 @@
 //! finest is returned.
 
 use std::{
+    ops::Range,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -146,23 +147,23 @@ pub enum ReadError {
     },
 }
 
-/// The newest `limit` rows of `vm` since `since_wall_ms`, oldest first. Blocks on the disk.
+/// The newest `limit` rows of `vm` within `wall_ms`, oldest first. Blocks on the disk.
 ///
 /// # Errors
 /// There is no readable history.
 pub fn read(
     path: &Path,
     vm: &VmName,
-    since_wall_ms: u64,
+    wall_ms: Range<u64>,
     limit: usize,
 ) -> Result<Vec<HistoryRow>, ReadError> {
     let connection = open(path)?;
     let query = || -> rusqlite::Result<Vec<HistoryRow>> {
         // One snapshot for all queries.
         let snapshot = connection.unchecked_transaction()?;
-        let mut rows = readings(&snapshot, vm, since_wall_ms, limit)?;
-        rows.extend(changes(&snapshot, vm, since_wall_ms, limit)?);
-        rows.extend(moves(&snapshot, vm, since_wall_ms, limit)?);
+        let mut rows = readings(&snapshot, vm, &wall_ms, limit)?;
+        rows.extend(changes(&snapshot, vm, &wall_ms, limit)?);
+        rows.extend(moves(&snapshot, vm, &wall_ms, limit)?);
         rows.sort_by_key(|row| row.wall_ms);
         Ok(rows.split_off(rows.len().saturating_sub(limit)))
     };
@@ -174,20 +175,20 @@ pub fn read(
 /// # Errors
 /// There is no readable history.
 pub fn last_change(path: &Path, vm: &VmName) -> Result<Option<HistoryRow>, ReadError> {
-    let rows = changes(&open(path)?, vm, 0, 1);
+    let rows = changes(&open(path)?, vm, &(0..u64::MAX), 1);
     let rows = rows.map_err(|source| ReadError::Sqlite { path: path.to_owned(), source })?;
     Ok(rows.into_iter().next())
 }
 
-/// The newest `limit` decisions about what `group` lent or borrowed since `since_wall_ms`, oldest
-/// first. Blocks on the disk.
+/// The newest `limit` decisions about what `group` lent or borrowed within `wall_ms`, oldest first.
+/// Blocks on the disk.
 ///
 /// # Errors
 /// There is no readable history.
 pub fn loans(
     path: &Path,
     group: &GroupName,
-    since_wall_ms: u64,
+    wall_ms: Range<u64>,
     limit: usize,
 ) -> Result<Vec<LoanRow>, ReadError> {
     let connection = open(path)?;
@@ -195,9 +196,10 @@ pub fn loans(
         let mut statement = connection.prepare(
             "SELECT wall_ms, mode, lender, borrower, amount, reason, words FROM loan \
              WHERE (lender = ?1 OR borrower = ?1) AND wall_ms >= ?2 \
-             ORDER BY wall_ms DESC, id DESC LIMIT ?3",
+             AND wall_ms < ?3 ORDER BY wall_ms DESC, id DESC LIMIT ?4",
         )?;
-        let group = params![group.as_str(), signed(since_wall_ms), signed(limit as u64)];
+        let (since, until) = (signed(wall_ms.start), signed(wall_ms.end));
+        let group = params![group.as_str(), since, until, signed(limit as u64)];
         let found = statement.query_map(group, |row| {
             Ok(LoanRow {
                 wall_ms: unsigned(row, 0)?,
@@ -237,7 +239,7 @@ fn open(path: &Path) -> Result<Connection, ReadError> {
 fn readings(
     connection: &Connection,
     vm: &VmName,
-    since_ms: u64,
+    wall_ms: &Range<u64>,
     limit: usize,
 ) -> rusqlite::Result<Vec<HistoryRow>> {
     let mut rows: Vec<HistoryRow> = Vec::new();
@@ -250,10 +252,17 @@ fn readings(
              shared, saved, merged, scan_rate, freed, freed_taken, in_repositories, \
              disk_read_us, resident, paged_out, refaults_per_s FROM reading \
              WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
-             ORDER BY wall_ms DESC LIMIT ?5",
+             AND wall_ms < ?6 ORDER BY wall_ms DESC LIMIT ?5",
         )?;
         let found = statement.query_map(
-            params![step_s, vm.as_str(), signed(since_ms), before_ms, signed(wanted as u64)],
+            params![
+                step_s,
+                vm.as_str(),
+                signed(wall_ms.start),
+                before_ms,
+                signed(wanted as u64),
+                signed(wall_ms.end)
+            ],
             |row| {
                 let entry = Entry::Reading {
                     step_s,
@@ -288,11 +297,11 @@ fn readings(
 fn changes(
     connection: &Connection,
     vm: &VmName,
-    since_ms: u64,
+    wall_ms: &Range<u64>,
     limit: usize,
 ) -> rusqlite::Result<Vec<HistoryRow>> {
     let select = "SELECT wall_ms, mode, is_take, target, reason, words FROM change";
-    latest(connection, select, (vm, since_ms, limit), |row| {
+    latest(connection, select, (vm, wall_ms, limit), |row| {
         Ok(Entry::Change {
             mode: serde_json::from_str(&row.get::<_, String>(1)?).unwrap_or_default(),
             is_take: row.get(2)?,
@@ -306,25 +315,27 @@ fn changes(
 fn moves(
     connection: &Connection,
     vm: &VmName,
-    since_ms: u64,
+    wall_ms: &Range<u64>,
     limit: usize,
 ) -> rusqlite::Result<Vec<HistoryRow>> {
     let select = "SELECT wall_ms, words FROM moved";
-    latest(connection, select, (vm, since_ms, limit), |row| Ok(Entry::Move { words: row.get(1)? }))
+    latest(connection, select, (vm, wall_ms, limit), |row| Ok(Entry::Move { words: row.get(1)? }))
 }
 
 /// A VM's latest rows in a table, oldest first. `select` begins with `wall_ms`.
 fn latest(
     connection: &Connection,
     select: &str,
-    (vm, since_ms, limit): (&VmName, u64, usize),
+    (vm, wall_ms, limit): (&VmName, &Range<u64>, usize),
     entry: impl Fn(&Row<'_>) -> rusqlite::Result<Entry>,
 ) -> rusqlite::Result<Vec<HistoryRow>> {
     let mut statement = connection.prepare(&format!(
-        "{select} WHERE vm = ?1 AND wall_ms >= ?2 ORDER BY wall_ms DESC, id DESC LIMIT ?3"
+        "{select} WHERE vm = ?1 AND wall_ms >= ?2 AND wall_ms < ?3 \
+         ORDER BY wall_ms DESC, id DESC LIMIT ?4"
     ))?;
+    let (since, until) = (signed(wall_ms.start), signed(wall_ms.end));
     let found = statement
-        .query_map(params![vm.as_str(), signed(since_ms), signed(limit as u64)], |row| {
+        .query_map(params![vm.as_str(), since, until, signed(limit as u64)], |row| {
             Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry: entry(row)? })
         })?;
     let mut rows: Vec<HistoryRow> = found.collect::<Result<_, _>>()?;

@@ -137,7 +137,9 @@ fn what_became_of_a_move_is_kept_once_also_of_a_vm_that_is_gone() {
     ];
     record(&history, ticks);
     drop(history);
-    let rows = read(&file(&dir), &vm(), 0, 100).unwrap().into_iter().map(|row| match row.entry {
+    let rows = read(&file(&dir), &vm(), 0..u64::MAX, 100).unwrap().into_iter().map(|row| match row
+        .entry
+    {
         Entry::Move { words } => ((row.wall_ms - START_MS) / 1000, words),
         entry => panic!("{entry:?}"),
     });
@@ -153,7 +155,7 @@ fn readings_and_changes_come_back_in_order() {
     let history = History::start(&file(&dir)).unwrap();
     record(&history, [tick(0, 0), with_change(tick(1, 3), 300, false), tick(2, 3)]);
     drop(history);
-    let rows = read(&file(&dir), &vm(), 0, 100).unwrap();
+    let rows = read(&file(&dir), &vm(), 0..u64::MAX, 100).unwrap();
     assert_eq!(steps(&rows), [(0, 1), (1, 1), (2, 1)]);
     let Entry::Reading { used, balloon, swap_per_s, target, .. } = rows[1].entry else {
         panic!("{rows:?}")
@@ -176,10 +178,12 @@ fn the_newest_rows_are_kept_under_a_limit_and_a_start() {
     let history = History::start(&file(&dir)).unwrap();
     record(&history, (0..9).map(|s| tick(s, 0)));
     drop(history);
-    assert_eq!(steps(&read(&file(&dir), &vm(), 0, 2).unwrap()), [(7, 1), (8, 1)]);
+    assert_eq!(steps(&read(&file(&dir), &vm(), 0..u64::MAX, 2).unwrap()), [(7, 1), (8, 1)]);
     let since = START_MS + 8000;
-    assert_eq!(steps(&read(&file(&dir), &vm(), since, 9).unwrap()), [(8, 1)]);
-    assert!(read(&file(&dir), &"other".into(), 0, 9).unwrap().is_empty());
+    assert_eq!(steps(&read(&file(&dir), &vm(), since..u64::MAX, 9).unwrap()), [(8, 1)]);
+    let earlier = read(&file(&dir), &vm(), 0..since, 2).unwrap();
+    assert_eq!(steps(&earlier), [(6, 1), (7, 1)], "the end is not included");
+    assert!(read(&file(&dir), &"other".into(), 0..u64::MAX, 9).unwrap().is_empty());
 }
 
 #[test]
@@ -256,16 +260,16 @@ fn old_rows_get_coarser_and_then_go() {
         store.append(&sampler.rows(&tick(s, 0))).unwrap();
     }
     let now = |hours: u64| START_MS + 100_000 + hours * 3_600_000;
-    let oldest = || steps(&read(&file(&dir), &vm(), 0, 1000).unwrap())[0];
+    let oldest = || steps(&read(&file(&dir), &vm(), 0..u64::MAX, 1000).unwrap())[0];
     assert_eq!(oldest(), (0, 1));
     store.thin(now(1)).unwrap();
-    let rows = steps(&read(&file(&dir), &vm(), 0, 1000).unwrap());
+    let rows = steps(&read(&file(&dir), &vm(), 0..u64::MAX, 1000).unwrap());
     assert_eq!(rows[..2], [(0, 10), (10, 10)]);
     assert_eq!(rows[10..12], [(100, 1), (101, 1)]);
     store.thin(now(24)).unwrap();
     assert_eq!(oldest(), (0, 60));
     store.thin(now(24 * 31)).unwrap();
-    assert!(read(&file(&dir), &vm(), 0, 1000).unwrap().is_empty());
+    assert!(read(&file(&dir), &vm(), 0..u64::MAX, 1000).unwrap().is_empty());
 }
 
 #[test]
@@ -282,7 +286,7 @@ fn the_file_stays_within_its_bounds() {
     }
     let size = fs::metadata(file(&dir)).unwrap().len();
     assert!(size <= most.0 * 5 / 4, "{size} bytes");
-    let rows = read(&file(&dir), &vm(), 0, 10_000).unwrap();
+    let rows = read(&file(&dir), &vm(), 0..u64::MAX, 10_000).unwrap();
     assert_eq!(rows.last().unwrap().wall_ms, START_MS + 19_999_000, "the newest are kept");
 }
 
@@ -293,7 +297,9 @@ fn a_damaged_file_is_set_aside_and_a_new_one_begun() {
     fs::write(file(&dir), &garbage).unwrap();
     let history = History::start(&file(&dir)).unwrap();
     record(&history, [tick(0, 0)]);
-    eventually("the row is there", || read(&file(&dir), &vm(), 0, 9).is_ok_and(|r| r.len() == 1));
+    eventually("the row is there", || {
+        read(&file(&dir), &vm(), 0..u64::MAX, 9).is_ok_and(|r| r.len() == 1)
+    });
     let said = history.error().unwrap();
     assert!(said.contains("not a database") && said.contains("history.db.unusable-"), "{said}");
     let aside = aside_of(dir.path());
@@ -336,7 +342,7 @@ fn a_loan_is_on_record_for_both_groups_from_its_beginning_to_its_end() {
     ];
     record(&history, ticks);
     drop(history);
-    let of = |group: &str| loans(&file(&dir), &group.into(), 0, 10).unwrap();
+    let of = |group: &str| loans(&file(&dir), &group.into(), 0..u64::MAX, 10).unwrap();
     let rows = of("rich");
     assert_eq!(rows, of("poor"));
     assert_eq!(of("other"), []);
@@ -374,7 +380,7 @@ fn setting_aside_takes_the_log_along() {
 #[test]
 fn a_missing_history_is_a_clear_error() {
     let dir = tempfile::tempdir().unwrap();
-    let error = read(&file(&dir), &vm(), 0, 1).unwrap_err().to_string();
+    let error = read(&file(&dir), &vm(), 0..u64::MAX, 1).unwrap_err().to_string();
     assert!(error.starts_with("there is no history at "), "{error}");
 }
 
@@ -394,7 +400,9 @@ fn a_full_disk_is_said_and_recording_resumes_by_itself() {
     let path = dir.join(FILE_NAME);
     let history = History::start(&path).unwrap();
     record(&history, (0..50).map(|s| tick(s, 0)));
-    eventually("rows are there", || read(&path, &vm(), 0, 99).is_ok_and(|rows| rows.len() == 50));
+    eventually("rows are there", || {
+        read(&path, &vm(), 0..u64::MAX, 99).is_ok_and(|rows| rows.len() == 50)
+    });
     assert_eq!(history.error(), None);
     fs::write(dir.join("filler"), vec![1; 4 << 20]).unwrap_err();
     let mut s = 50;
@@ -413,7 +421,7 @@ fn a_full_disk_is_said_and_recording_resumes_by_itself() {
         history.error().is_none()
     });
     drop(history);
-    let rows = steps(&read(&path, &vm(), 0, 100_000).unwrap());
+    let rows = steps(&read(&path, &vm(), 0..u64::MAX, 100_000).unwrap());
     assert_eq!(rows[..2], [(0, 1), (1, 1)], "what was kept before is still there");
     assert!(rows.last().unwrap().0 > 50);
 }
@@ -462,7 +470,7 @@ fn a_queue_that_is_full_loses_ticks_and_says_so() {
 fn a_killed_writer_loses_nothing_that_was_written_long_ago() {
     if let Some(path) = std::env::var_os(WRITER) {
         let history = History::start(Path::new(&path)).unwrap();
-        let first = read(Path::new(&path), &vm(), 0, 1)
+        let first = read(Path::new(&path), &vm(), 0..u64::MAX, 1)
             .map_or(0, |rows| rows.last().map_or(0, |row| (row.wall_ms - START_MS) / 1000 + 1));
         // The pace keeps all rounds together within the hour for which every row is kept.
         let slowly = |s| {
@@ -476,14 +484,14 @@ fn a_killed_writer_loses_nothing_that_was_written_long_ago() {
     let mut before = 0;
     for round in 0..8_u64 {
         let mut writer = start(name, WRITER, &file(&dir));
-        let count = || read(&file(&dir), &vm(), 0, 100_000).map_or(0, |rows| rows.len());
+        let count = || read(&file(&dir), &vm(), 0..u64::MAX, 100_000).map_or(0, |rows| rows.len());
         eventually("it writes", || count() > before + 20);
         // A time at which the writer is busy.
         sleep(Duration::from_millis(round * 37));
-        let seen = read(&file(&dir), &vm(), 0, 100_000).map_or(0, |rows| rows.len());
+        let seen = read(&file(&dir), &vm(), 0..u64::MAX, 100_000).map_or(0, |rows| rows.len());
         writer.kill().unwrap();
         writer.wait().unwrap();
-        let rows = steps(&read(&file(&dir), &vm(), 0, 100_000).unwrap());
+        let rows = steps(&read(&file(&dir), &vm(), 0..u64::MAX, 100_000).unwrap());
         assert!(
             rows.len() >= seen && seen >= before,
             "{} < {seen} or {seen} < {before}",

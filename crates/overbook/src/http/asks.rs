@@ -60,8 +60,18 @@ pub enum Question {
 pub struct Span {
     /// Rows since this moment, in milliseconds since the Unix epoch.
     pub since_wall_ms: u64,
+    /// Rows before this moment, in milliseconds since the Unix epoch.
+    pub until_wall_ms: u64,
     /// Maximum number of rows, the newest ones.
     pub limit: usize,
+}
+
+impl Span {
+    /// Its moments, in milliseconds since the Unix epoch.
+    #[must_use]
+    pub const fn wall_ms(&self) -> std::ops::Range<u64> {
+        self.since_wall_ms..self.until_wall_ms
+    }
 }
 
 /// The answer to a question.

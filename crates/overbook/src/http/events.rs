@@ -37,7 +37,7 @@ pub enum EventKind {
     Refusal,
     /// QEMU answers.
     LinkUp,
-    /// QEMU does not answer.
+    /// No connection to QEMU.
     LinkDown,
     /// A VM was found.
     Appeared,
@@ -135,7 +135,7 @@ fn vm_events(before: &Published, now: &Published, name: &VmName) -> Vec<(EventKi
             found.push((EventKind::LinkUp, "QEMU answers again".to_owned()));
         }
         Link::Down { why, .. } if was_up != Some(false) => {
-            found.push((EventKind::LinkDown, format!("QEMU does not answer: {why}")));
+            found.push((EventKind::LinkDown, Reason::Unreachable { why: why.clone() }.to_string()));
         }
         _ => {}
     }

@@ -252,6 +252,8 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
 struct HistoryParams {
     /// Rows since this time, in milliseconds since the Unix epoch; all rows by default.
     since_wall_ms: Option<u64>,
+    /// Rows before this time, in milliseconds since the Unix epoch; all rows by default.
+    until_wall_ms: Option<u64>,
     /// The newest rows, at most this many; 1000 without it.
     limit: Option<usize>,
 }
@@ -318,7 +320,9 @@ fn bounds(span: Result<Query<HistoryParams>, QueryRejection>) -> Result<Span, Pr
         let text = format!("limit is {limit}; at most {MAX_ROWS} rows are answered at once");
         return Err(Problem::BadParameter(text));
     }
-    Ok(Span { since_wall_ms: span.since_wall_ms.unwrap_or(0), limit })
+    let (since_wall_ms, until_wall_ms) =
+        (span.since_wall_ms.unwrap_or(0), span.until_wall_ms.unwrap_or(u64::MAX));
+    Ok(Span { since_wall_ms, until_wall_ms, limit })
 }
 
 /// Stop all changes.

@@ -1,176 +1,407 @@
 //! Paints a [`ScreenState`]: a pure function onto a buffer of any size.
+//!
+//! Every line is laid out for its width first, so that nothing is cut before its important part.
+//! [`lines`] has the same lines without a screen.
 
-use api::wire::{GroupStatus, HostStatus, VmStatus};
+use api::wire::{GroupStatus, HostStatus, LastChange, VmStatus};
 use model::{Bytes, Millis};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
     style::{Color, Modifier, Style, Stylize},
     text::{Line, Span},
-    widgets::{Block, Paragraph, Row, Table, TableState, Wrap},
+    widgets::{Block, Clear, Paragraph},
 };
 
-use super::{state::ScreenState, watch::Page};
+use super::{
+    order,
+    state::{ScreenPart, ScreenRoom, ScreenState},
+    watch::Page,
+};
+use crate::cli::{
+    fit,
+    table::{Column, TextTable, rate, size},
+    verdict::{HostVerdict, StateLevel},
+};
 
-/// Width of a ledger's bar.
-const BAR: usize = 24;
+/// A screen lower than this has no lines but those that it cannot do without.
+const LOW: u16 = 16;
+/// Groups on a screen that is not low.
+const GROUPS: usize = 6;
+/// Last changes on a screen.
+const CHANGES: usize = 4;
+/// Space below a label of an explanation.
+const LABEL: usize = 13;
 
-/// Paints everything.
-pub(super) fn draw(frame: &mut Frame<'_>, state: &ScreenState) {
-    let Some(page) = &state.page else {
-        frame.render_widget("waiting for the daemon …", frame.area());
-        return;
+const COLUMNS: [Column; 9] = [
+    ("VM", false),
+    ("GROUP", false),
+    ("MAY USE", true),
+    ("TARGET", true),
+    ("HOST:USED", true),
+    ("WSS", true),
+    ("GUEST:SWAP", true),
+    ("STATE", false),
+    ("REASON", false),
+];
+/// Left out of a narrow table, in this order; the column that decides the order stays.
+const DROPPABLE: [&str; 7] =
+    ["GROUP", "WSS", "TARGET", "GUEST:SWAP", "HOST:USED", "MAY USE", "STATE"];
+
+const KEYS: &str = "\
+↑ ↓ j k         select a VM, which is then explained
+PageUp PageDown select one a page further
+Home End        select the first or the last one
+Enter           read its whole explanation; the same keys scroll that
+/               show only VMs whose name, group, state or reason contains a text
+s               sort by another column
+r               reverse the order
+p               pause or resume Overbook (asks first)
+Esc             back: end the selection, then the filter, then the view
+q               quit
+
+MAY USE is the memory that the balloon leaves the guest, TARGET the memory that it is meant to have.
+HOST:USED is the memory that the guest occupies on the host, WSS its working set.
+A group's bar: █ used, ▒ granted and not touched yet, ░ its reserve, · surplus.
+";
+
+/// Paints everything, and tells how much room it found.
+pub(super) fn draw(frame: &mut Frame<'_>, state: &ScreenState) -> ScreenRoom {
+    let room = match &state.page {
+        Some(page) => draw_page(frame, state, page),
+        None => {
+            frame.render_widget("waiting for the daemon …", frame.area());
+            ScreenRoom::default()
+        }
     };
-    let groups = u16::try_from(page.groups.len()).unwrap_or(u16::MAX).clamp(1, 6) + 1;
-    let rows = [
-        Constraint::Length(2),
-        Constraint::Length(groups),
-        Constraint::Min(4),
-        Constraint::Percentage(40),
-        Constraint::Length(1),
-    ];
-    let [top, ledgers, vms, words, bottom] = Layout::vertical(rows).areas(frame.area());
-    frame.render_widget(host(&page.host), top);
-    frame.render_widget(Paragraph::new(page.groups.iter().map(group).collect::<Vec<_>>()), ledgers);
-    draw_vms(frame, vms, page, state.row());
-    frame.render_widget(below(page, state), words);
-    frame.render_widget(status_line(state), bottom);
+    if !state.has_colour {
+        without_colours(frame);
+    }
+    room
 }
 
-fn host(host: &HostStatus) -> Paragraph<'_> {
-    let mut first = vec![
-        Span::from("host ").bold(),
-        format!("{} of {} available", size(host.available_bytes), size(host.total_bytes)).into(),
-        format!("   mode {}   tick {} ago", host.mode, Millis(host.tick_age_ms)).into(),
+fn draw_page(frame: &mut Frame<'_>, state: &ScreenState, page: &Page) -> ScreenRoom {
+    let area = frame.area();
+    let (width, is_low) = (usize::from(area.width), area.height < LOW);
+    let head = head(state, page, Some(width), is_low);
+    let groups = groups(page, Some(width), if is_low { 1 } else { GROUPS });
+    let below = below(state, page, width, is_low);
+    let length = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
+    // Two lines of a box are its border.
+    let box_lines = below.as_ref().map_or(0, |(_, lines)| lines.len() + 2);
+    let box_height = match state.focus {
+        ScreenPart::Vms => length(box_lines.min(usize::from(area.height) * 2 / 5)),
+        ScreenPart::Explanation | ScreenPart::Help => Constraint::Fill(1),
+    };
+    let (group_lines, table) = match state.focus {
+        ScreenPart::Vms => (groups.len() + usize::from(!is_low), Constraint::Fill(1)),
+        _ => (0, Constraint::Length(0)),
+    };
+    let rows = [length(head.len()), length(group_lines), table, box_height, Constraint::Length(1)];
+    let [top, ledgers, vms, words, bottom] = Layout::vertical(rows).areas(area);
+    frame.render_widget(Paragraph::new(head), top);
+    frame.render_widget(Paragraph::new(groups), ledgers);
+    let mut room = draw_vms(frame, vms, state);
+    if let Some((title, lines)) = below {
+        room.all_lines = lines.len();
+        room.lines = usize::from(words.height.saturating_sub(2));
+        draw_box(frame, words, state, title, lines, room);
+    }
+    frame.render_widget(Clear, bottom);
+    frame.render_widget(status_line(state, width, room), bottom);
+    room
+}
+
+/// The page as lines without a screen. With a `width` no line is longer.
+pub(super) fn lines(state: &ScreenState, width: Option<usize>) -> Vec<Line<'static>> {
+    let Some(page) = &state.page else { return Vec::new() };
+    let mut lines = head(state, page, width, false);
+    lines.extend(groups(page, width, usize::MAX));
+    lines.push(Line::default());
+    let table = table(state, width);
+    lines.push(Line::from(table.header));
+    lines.extend(table.rows.into_iter().map(Line::from));
+    lines
+}
+
+/// The verdict and the host.
+fn head(
+    state: &ScreenState,
+    page: &Page,
+    width: Option<usize>,
+    is_low: bool,
+) -> Vec<Line<'static>> {
+    let cut = |text: &str| width.map_or_else(|| text.to_owned(), |width| fit::clip(text, width));
+    let verdict = state.verdict.iter().map(|HostVerdict { level, text, .. }| {
+        let style = match level {
+            StateLevel::Ok => Style::new().fg(Color::Green),
+            StateLevel::Warning => Style::new().fg(Color::Yellow),
+            StateLevel::Critical | StateLevel::Unknown => Style::new().fg(Color::Red),
+        };
+        Line::styled(cut(text), style.add_modifier(Modifier::BOLD))
+    });
+    let mut lines: Vec<Line<'static>> = verdict.collect();
+    if !is_low {
+        lines.push(Line::from(join(host(&page.host), "   ", width)));
+    }
+    lines
+}
+
+fn host(host: &HostStatus) -> Vec<String> {
+    let mut parts = vec![
+        format!("{} of {} available", size(host.available_bytes), size(host.total_bytes)),
+        format!("mode {}", host.mode),
+        format!("tick {} ago", Millis(host.tick_age_ms)),
+        format!("pressure {:.1} %", host.psi_some_avg10_percent.unwrap_or(0.0)),
+        format!(
+            "{} VMs, {} unreachable, {} uncooperative",
+            host.vms, host.unreachable_vms, host.uncooperative_vms
+        ),
     ];
     if host.paused {
-        first.push("   PAUSED".yellow().bold());
+        parts.insert(0, "PAUSED".to_owned());
     }
-    let pressure = host.psi_some_avg10_percent.unwrap_or(0.0);
-    let counts = format!(
-        "     {} VMs, {} unreachable, {} uncooperative   pressure {pressure:.1} %",
-        host.vms, host.unreachable_vms, host.uncooperative_vms
-    );
-    let trouble = host
-        .reasons
-        .iter()
-        .map(|words| &words.text)
-        .chain(&host.config_error)
-        .chain(&host.waits_for_restart);
-    let trouble: Vec<&str> = trouble.chain(&host.history_error).map(String::as_str).collect();
-    let second = vec![counts.into(), "   ".into(), trouble.join("; ").red()];
-    Paragraph::new(vec![Line::from(first), Line::from(second)])
+    parts
 }
 
-/// `web   ████████▒▒░░···· used 480 MiB of 640 MiB`: used, promised, reserve, surplus.
-fn group(group: &GroupStatus) -> Line<'_> {
+/// The parts that fit, each of them whole; the first one is cut if it must be.
+fn join(parts: Vec<String>, between: &str, width: Option<usize>) -> String {
+    let width = width.unwrap_or(usize::MAX);
+    let mut parts = parts.into_iter();
+    let mut text = fit::clip(&parts.next().unwrap_or_default(), width);
+    for part in parts {
+        if text.chars().count() + between.len() + part.chars().count() <= width {
+            text += &format!("{between}{part}");
+        }
+    }
+    text
+}
+
+/// A line for each group, groups over their budget first; the last line counts groups that have
+/// none.
+fn groups(page: &Page, width: Option<usize>, most: usize) -> Vec<Line<'static>> {
+    let mut all: Vec<&GroupStatus> = page.groups.iter().collect();
+    all.sort_by_key(|group| std::cmp::Reverse(group.deficit_bytes));
+    let shown = if all.len() > most { most.saturating_sub(1).max(1) } else { all.len() };
+    let width = width.unwrap_or(usize::MAX);
+    let longest = all.iter().map(|group| group.name.chars().count()).max().unwrap_or(0);
+    let names = fit::shorten(
+        all.iter().map(|group| group.name.as_str()),
+        longest.min(if width < 60 { 8 } else { 16 }),
+    );
+    let column = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let named = all.iter().zip(&names).take(shown);
+    let mut lines: Vec<Line<'static>> =
+        named.map(|(of, name)| group(of, &format!("{name:<column$} "), width)).collect();
+    if most > 1 && shown < all.len() {
+        lines.push(Line::from(format!("… {} more groups", all.len() - shown)));
+    }
+    lines
+}
+
+/// `web  ████████▒▒░░···· used 480 MiB of 640 MiB`: used, untouched grants, reserve, surplus.
+fn group(group: &GroupStatus, name: &str, width: usize) -> Line<'static> {
+    let bar_width = match width {
+        0..60 => 0,
+        60..100 => 10,
+        _ => 24,
+    };
     let over = group.used_bytes.saturating_add(group.promised_bytes);
     let entitled = group.budget_bytes.saturating_add(group.borrowed_bytes);
     let whole = entitled.max(over).max(1);
     let cells = |bytes: u64| {
-        let share = Bytes(BAR as u64).share(bytes, whole).0;
-        usize::try_from(share).unwrap_or(BAR).min(BAR)
+        let share = Bytes(bar_width as u64).share(bytes, whole).0;
+        usize::try_from(share).unwrap_or(bar_width).min(bar_width)
     };
     let used = cells(group.used_bytes);
-    let promised = cells(group.promised_bytes).min(BAR - used);
-    let reserve = cells(group.reserve_bytes).min(BAR - used - promised);
-    let rest = BAR - used - promised - reserve;
+    let untouched = cells(group.promised_bytes).min(bar_width - used);
+    let reserve = cells(group.reserve_bytes).min(bar_width - used - untouched);
+    let rest = bar_width - used - untouched - reserve;
     let color = if group.deficit_bytes > 0 { Color::Red } else { Color::Green };
-    let mut spans = vec![
-        format!("{:<12.12} ", group.name).bold(),
+    let mut line = vec![
+        name.to_owned().bold(),
         "█".repeat(used).fg(color),
-        "▒".repeat(promised).fg(Color::Yellow),
+        "▒".repeat(untouched).fg(Color::Yellow),
         "░".repeat(reserve).fg(Color::Blue),
         "·".repeat(rest).into(),
-        format!(" used {} of {}", Bytes(group.used_bytes), Bytes(group.budget_bytes)).into(),
-        format!(", surplus {}, {}", Bytes(group.surplus_bytes), group.policy).into(),
     ];
-    for (verb, bytes) in [("lends", group.lent_bytes), ("borrows", group.borrowed_bytes)] {
-        if bytes > 0 {
-            spans.push(format!(", {verb} {}", Bytes(bytes)).into());
+    let mut taken: usize = line.iter().map(Span::width).sum();
+    let mut separator = if bar_width > 0 { " " } else { "" };
+    for part in parts(group) {
+        let text = format!("{separator}{part}");
+        if taken + text.chars().count() <= width {
+            taken += text.chars().count();
+            let is_alarm = part.starts_with("OVER");
+            line.push(if is_alarm { text.fg(Color::Red) } else { text.into() });
+            separator = ", ";
         }
     }
-    if group.dedup.saved_bytes > 0 {
-        spans.push(format!(", sharing saves {}", Bytes(group.dedup.saved_bytes)).into());
-    }
-    if group.free_pages.lazy_bytes > 0 {
-        spans.push(format!(", freed {}", Bytes(group.free_pages.lazy_bytes)).into());
-    }
-    if let Some(cache) = group.cache.as_ref().filter(|cache| cache.held_bytes > 0) {
-        spans.push(format!(", cache {}", Bytes(cache.held_bytes)).into());
-    }
-    if group.deficit_bytes > 0 {
-        spans.push(format!(", OVER by {}", Bytes(group.deficit_bytes)).red());
-    }
-    Line::from(spans)
+    Line::from(line)
 }
 
-fn draw_vms(frame: &mut Frame<'_>, area: Rect, page: &Page, selected: Option<usize>) {
-    let titles =
-        ["VM", "GROUP", "MAY USE", "TARGET", "HOST:USED", "WSS", "GUEST:SWAP", "STATE", "REASON"];
-    let widths = [16, 10, 10, 10, 10, 10, 12, 13].map(Constraint::Length);
-    let widths = widths.into_iter().chain([Constraint::Min(10)]);
-    let table = Table::new(page.vms.iter().map(row), widths)
-        .header(Row::new(titles).style(Style::new().add_modifier(Modifier::BOLD)))
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut place = TableState::new().with_selected(selected);
-    frame.render_stateful_widget(table, area, &mut place);
+/// A group's figures, the most important one first.
+fn parts(group: &GroupStatus) -> Vec<String> {
+    let amount = |words: &str, bytes: u64| (bytes > 0).then(|| format!("{words} {}", Bytes(bytes)));
+    let mut parts = Vec::new();
+    parts.extend(amount("OVER by", group.deficit_bytes));
+    parts.push(format!("used {} of {}", Bytes(group.used_bytes), Bytes(group.budget_bytes)));
+    parts.extend(amount("untouched grants", group.promised_bytes));
+    parts.push(format!("surplus {}", Bytes(group.surplus_bytes)));
+    parts.extend(amount("lends", group.lent_bytes));
+    parts.extend(amount("borrows", group.borrowed_bytes));
+    parts.push(group.policy.clone());
+    parts.extend(amount("sharing saves", group.dedup.saved_bytes));
+    parts.extend(amount("freed", group.free_pages.lazy_bytes));
+    parts.extend(amount("cache", group.cache.as_ref().map_or(0, |cache| cache.held_bytes)));
+    parts
 }
 
-fn row(vm: &VmStatus) -> Row<'_> {
-    let swap =
-        vm.swap_bytes_per_second.map_or_else(|| "-".to_owned(), |b| format!("{}/s", Bytes(b)));
-    let cells = [
+/// The VMs that match the filter.
+fn table(state: &ScreenState, width: Option<usize>) -> TextTable {
+    let rows: Vec<Vec<String>> = state.shown().into_iter().map(row).collect();
+    let droppable: Vec<&str> =
+        DROPPABLE.into_iter().filter(|title| *title != state.sort.title()).collect();
+    TextTable::fitted(&COLUMNS, &rows, &droppable, width)
+}
+
+fn row(vm: &VmStatus) -> Vec<String> {
+    vec![
         vm.name.clone(),
         vm.group.clone().unwrap_or_else(|| "-".to_owned()),
         size(vm.balloon_bytes),
         size(vm.target_bytes),
         size(vm.used_bytes),
         size(vm.working_set_bytes()),
-        swap,
+        rate(vm.swap_bytes_per_second),
         vm.state().to_owned(),
         vm.headline(),
-    ];
-    let style = match vm.state() {
-        "ok" | "unmanaged" => Style::new(),
-        _ => Style::new().fg(Color::Red),
-    };
-    Row::new(cells).style(style)
+    ]
 }
 
-/// The selected VM's explanation, else the newest changes of all VMs.
-fn below<'a>(page: &'a Page, state: &ScreenState) -> Paragraph<'a> {
-    let explained = page.explanation.as_ref().filter(|e| state.selected.as_ref() == Some(&e.vm));
-    if let Some(explanation) = explained {
-        let block = Block::bordered().title(format!(" {} ", explanation.vm));
-        return Paragraph::new(explanation.text.as_str()).wrap(Wrap { trim: false }).block(block);
+fn draw_vms(frame: &mut Frame<'_>, area: Rect, state: &ScreenState) -> ScreenRoom {
+    let rows = usize::from(area.height.saturating_sub(1));
+    let TextTable { header, rows: all } = table(state, Some(area.width.into()));
+    let last_first = all.len().saturating_sub(rows);
+    let selected = state.row();
+    let first_row = match selected {
+        Some(row) if row < state.room.first_row => row,
+        Some(row) if row >= state.room.first_row + rows => row + 1 - rows.min(row + 1),
+        _ => state.room.first_row,
+    };
+    let first_row = first_row.min(last_first);
+    let line = |(at, (vm, text)): (usize, (&VmStatus, String))| {
+        let mut style = if order::is_well(vm) { Style::new() } else { Style::new().fg(Color::Red) };
+        if selected == Some(at) {
+            style = style.add_modifier(Modifier::REVERSED);
+        }
+        // The mark of the selection reaches to the edge.
+        Line::styled(format!("{text:<width$}", width = usize::from(area.width)), style)
+    };
+    let shown = state.shown().into_iter().zip(all).enumerate().skip(first_row).take(rows).map(line);
+    let lines: Vec<Line<'_>> = std::iter::once(Line::from(header.bold())).chain(shown).collect();
+    frame.render_widget(Paragraph::new(lines), area);
+    ScreenRoom { rows, first_row, ..ScreenRoom::default() }
+}
+
+/// The title and the wrapped lines of the box below the table. `None`: there is no box.
+fn below(
+    state: &ScreenState,
+    page: &Page,
+    width: usize,
+    is_low: bool,
+) -> Option<(String, Vec<String>)> {
+    let inside = width.saturating_sub(2).max(1);
+    if state.focus == ScreenPart::Help {
+        return Some(("keys".to_owned(), fit::wrap(KEYS, inside, 16.min(inside / 2))));
+    }
+    if state.focus == ScreenPart::Explanation {
+        let vm = state.selected.clone().unwrap_or_default();
+        let text = state.explanation().map_or("waiting for its explanation …", |it| &it.text);
+        return Some((vm, fit::wrap(text, inside, LABEL.min(inside / 2))));
+    }
+    if is_low {
+        return None;
+    }
+    if let Some(explanation) = state.explanation().filter(|_| state.row().is_some()) {
+        let lines = fit::wrap(&explanation.text, inside, LABEL.min(inside / 2));
+        return Some((explanation.vm.clone(), lines));
     }
     let changes = page.vms.iter().filter_map(|vm| Some((vm.last_change.as_ref()?, &vm.name)));
     let mut changes: Vec<_> = changes.collect();
     changes.sort_by_key(|(change, _)| std::cmp::Reverse(change.wall_ms));
-    let line = |(change, name): &(&api::wire::LastChange, &String)| {
+    let line = |(change, name): (&LastChange, &String)| {
         let ago = Millis(page.host.wall_ms.saturating_sub(change.wall_ms));
-        Line::from(format!("{ago} ago  {name}: {}", change.text))
+        fit::clip(&format!("{ago} ago  {name}: {}", change.text), inside)
     };
-    let lines: Vec<Line<'_>> = changes.iter().map(line).collect();
-    let block = Block::bordered().title(" last changes, the newest first ");
-    Paragraph::new(lines).wrap(Wrap { trim: false }).block(block)
+    let lines: Vec<String> = changes.into_iter().take(CHANGES).map(line).collect();
+    (!lines.is_empty()).then(|| ("last changes, the newest first".to_owned(), lines))
 }
 
-fn status_line(state: &ScreenState) -> Line<'_> {
+fn draw_box(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    state: &ScreenState,
+    title: String,
+    lines: Vec<String>,
+    room: ScreenRoom,
+) {
+    let is_focused = state.focus != ScreenPart::Vms;
+    let last = room.all_lines.saturating_sub(room.lines);
+    let first = if is_focused { state.first_line.min(last) } else { 0 };
+    let more = match (is_focused, last) {
+        (_, 0) => String::new(),
+        (true, _) => {
+            format!(" lines {}-{} of {}", first + 1, first + room.lines, room.all_lines)
+        }
+        (false, last) => format!(" {last} more lines: Enter"),
+    };
+    let title = if more.is_empty() { format!(" {title} ") } else { format!(" {title},{more} ") };
+    let shown = lines.into_iter().skip(first).take(room.lines).map(Line::from);
+    let text = Paragraph::new(shown.collect::<Vec<_>>()).block(Block::bordered().title(title));
+    frame.render_widget(text, area);
+}
+
+fn status_line(state: &ScreenState, width: usize, room: ScreenRoom) -> Line<'static> {
     if let Some(request) = state.asking {
-        return Line::from(request.question()).black().on_yellow();
+        return Line::from(fit::clip(request.question(), width)).black().on_yellow();
+    }
+    if state.is_typing {
+        return Line::from(format!("/{}█", state.filter));
     }
     if let Some(why) = &state.lost {
-        return Line::from(format!("these figures are old: {why}")).white().on_red();
+        let text = format!("these figures are old: {why}");
+        return Line::from(fit::clip(&text, width)).white().on_red();
     }
-    let keys = "q quit   ↑↓ explain a VM   Esc back   p pause or resume";
-    let said = state.said.as_deref().map(|words| format!("   {words}")).unwrap_or_default();
-    Line::from(vec![keys.into(), said.green()])
+    if state.focus != ScreenPart::Vms {
+        let keys = ["Esc back", "↑↓ PageUp PageDown Home End scroll", "q quit"];
+        return Line::from(join(keys.map(str::to_owned).into(), "  ", Some(width)));
+    }
+    let mut parts: Vec<String> = state.said.iter().cloned().collect();
+    parts.push("? help".to_owned());
+    let (all, shown) = (state.page.as_ref().map_or(0, |page| page.vms.len()), state.shown().len());
+    if !state.filter.is_empty() {
+        parts.push(format!("/{}: {shown} of {all} VMs", state.filter));
+    }
+    if shown > room.rows {
+        let last = (room.first_row + room.rows).min(shown);
+        parts.push(format!("rows {}-{last} of {shown}", room.first_row + 1));
+    }
+    let order = if state.is_reversed { "reversed" } else { "sorted" };
+    parts.push(format!("{order} by {}", state.sort.title()));
+    for keys in ["q quit", "↑↓ explain a VM", "/ filter", "s sort", "p pause or resume"] {
+        parts.push(keys.to_owned());
+    }
+    Line::from(join(parts, "  ", Some(width)))
 }
 
-fn size(bytes: Option<u64>) -> String {
-    bytes.map_or_else(|| "-".to_owned(), |bytes| Bytes(bytes).to_string())
+/// Colours become attributes that every terminal has.
+fn without_colours(frame: &mut Frame<'_>) {
+    for cell in &mut frame.buffer_mut().content {
+        if cell.bg != Color::Reset {
+            cell.modifier.insert(Modifier::REVERSED);
+        }
+        (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use api::client::{ApiClient, ClientError, path_of};
 use api::wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus};
 
 /// Pause between two questions.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// A message from the asking thread.
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ fn attend(client: &ApiClient, tell: &Sender<PollerEvent>, wished: &Receiver<Poll
     }
 }
 
-fn ask(client: &ApiClient, selected: Option<&str>) -> Result<Page, ClientError> {
+pub(super) fn ask(client: &ApiClient, selected: Option<&str>) -> Result<Page, ClientError> {
     // The selected VM may have just gone; the rest of the page is still shown.
     let explain = |vm| client.get(&path_of("explain", vm)).ok();
     let StatusPage { host, groups, vms } = client.get("/v1/status")?;

@@ -44,7 +44,7 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
     let seen = later.view.vms.get_mut(&vm()).unwrap();
     seen.tracking = Some(Reading::new(tracking, Time(1_000)));
     store.append(&sample::Sampler::default().rows(&later)).unwrap();
-    let sets: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+    let sets: Vec<_> = read(&file(&dir), &vm(), 0..u64::MAX, 10)
         .unwrap()
         .into_iter()
         .map(|row| match row.entry {
@@ -59,7 +59,7 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
 fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
     let (dir, mut store) = opened_from(2);
     store.append(&sample::Sampler::default().rows(&with_loan(0, 10, Reason::LoanUsed))).unwrap();
-    assert_eq!(loans(&file(&dir), &"rich".into(), 0, 10).unwrap().len(), 1);
+    assert_eq!(loans(&file(&dir), &"rich".into(), 0..u64::MAX, 10).unwrap().len(), 1);
     let mut later = with_change(tick(1, 0), 200, true);
     let mib = Bytes::mib;
     let dedup =
@@ -70,7 +70,7 @@ fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
     let scan = model::Scan { rate, reason, payer };
     later.plan.scans.insert("web".into(), scan);
     store.append(&sample::Sampler::default().rows(&later)).unwrap();
-    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0..u64::MAX, 10)
         .unwrap()
         .into_iter()
         .map(|row| match row.entry {
@@ -92,7 +92,7 @@ fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
         model::FreePages { freed: Bytes::mib(40), taken: Bytes::mib(9), ..Default::default() };
     later.view.vms.get_mut(&vm()).unwrap().free_pages = Some(Reading::new(free, Time(1_000)));
     store.append(&sample::Sampler::default().rows(&later)).unwrap();
-    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0..u64::MAX, 10)
         .unwrap()
         .into_iter()
         .map(|row| match row.entry {
@@ -116,7 +116,7 @@ fn a_file_of_version_4_keeps_its_rows_and_learns_of_disks() {
     later.view.vms.get_mut(&vm()).unwrap().disks =
         disks.map(|(name, disk)| (name.to_owned(), disk)).into();
     store.append(&sample::Sampler::default().rows(&later)).unwrap();
-    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0..u64::MAX, 10)
         .unwrap()
         .into_iter()
         .map(|row| match row.entry {
@@ -135,7 +135,7 @@ fn a_file_of_version_5_keeps_its_rows_and_learns_of_moves() {
     let pool = Some(MemberState { moves, ..MemberState::default() });
     let later = Published { pool, ..tick(1, 0) };
     store.append(&sample::Sampler::default().rows(&later)).unwrap();
-    let rows = read(&file(&dir), &vm(), 0, 10).unwrap();
+    let rows = read(&file(&dir), &vm(), 0..u64::MAX, 10).unwrap();
     assert_eq!(steps(&rows), [(0, 1), (1, 1)]);
     let words = "it has come from host a".to_owned();
     assert_eq!(rows.last().unwrap().entry, Entry::Move { words });
@@ -149,7 +149,7 @@ fn a_file_of_version_6_keeps_its_rows_and_learns_what_is_paged_out() {
     let cold = model::Cold { resident, out, refaults_per_s: 1.25, ..Default::default() };
     later.view.vms.get_mut(&vm()).unwrap().cold = Some(Reading::new(cold, Time(1_000)));
     store.append(&sample::Sampler::default().rows(&later)).unwrap();
-    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0..u64::MAX, 10)
         .unwrap()
         .into_iter()
         .map(|row| match row.entry {
