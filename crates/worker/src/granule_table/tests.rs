@@ -19,14 +19,14 @@ const GRANULE_PAGES: u32 = 4;
 const BUDGET: f64 = 1.0;
 
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum RandomEvent {
     /// The worker makes a step, this time after the last one.
     WorkerSteps { ms: u64 },
     /// The shim answers its oldest request.
     ShimServes,
     /// The guest touches a granule.
     GuestTouches(u32),
-    /// The ring was full: traps that nobody has read are overwritten.
+    /// The ring was full: unread traps are overwritten.
     TrapsAreLost,
     /// Search for identical pages needs a page.
     PageIsNeeded(u32),
@@ -121,13 +121,13 @@ impl ModelShim {
     }
 }
 
-struct Run {
+struct TableRun {
     table: GranuleTable,
     shim: ModelShim,
     now: Time,
 }
 
-impl Run {
+impl TableRun {
     fn new(seed: u64) -> Self {
         let region = Region { first_page: 0, pages: GRANULES * GRANULE_PAGES, address: 0 };
         let granules = Granules::new(&[region], Some(GRANULE_PAGES), Bytes::mib(64)).unwrap();
@@ -141,25 +141,25 @@ impl Run {
         self.table.apply(event, &self.shim).unwrap();
     }
 
-    fn happens(&mut self, event: Event) {
+    fn happens(&mut self, event: RandomEvent) {
         match event {
-            Event::WorkerSteps { ms } => self.step(ms),
-            Event::ShimServes => self.shim.serve(),
-            Event::GuestTouches(granule) => self.shim.touch(granule),
-            Event::TrapsAreLost => {
+            RandomEvent::WorkerSteps { ms } => self.step(ms),
+            RandomEvent::ShimServes => self.shim.serve(),
+            RandomEvent::GuestTouches(granule) => self.shim.touch(granule),
+            RandomEvent::TrapsAreLost => {
                 self.shim.has_lost |= !self.shim.traps.is_empty();
                 self.shim.traps.clear();
             }
-            Event::PageIsNeeded(granule) => {
+            RandomEvent::PageIsNeeded(granule) => {
                 let page = granule * GRANULE_PAGES + 1;
                 self.table.note_recall(page, self.now, &self.shim).unwrap();
             }
-            Event::GranuleIsMerged(granule) => {
+            RandomEvent::GranuleIsMerged(granule) => {
                 if *self.shim.state(granule) == PageState::Plain {
                     *self.shim.state(granule) = PageState::Merged;
                 }
             }
-            Event::ShimGivesBack => self.shim.give_back(),
+            RandomEvent::ShimGivesBack => self.shim.give_back(),
         }
     }
 
@@ -245,16 +245,16 @@ impl Run {
     }
 }
 
-fn events() -> impl Strategy<Value = Vec<Event>> {
+fn events() -> impl Strategy<Value = Vec<RandomEvent>> {
     let granule = 0..GRANULES;
     let event = prop_oneof![
-        6 => (1_u64..300).prop_map(|ms| Event::WorkerSteps { ms }),
-        6 => Just(Event::ShimServes),
-        6 => granule.clone().prop_map(Event::GuestTouches),
-        1 => Just(Event::TrapsAreLost),
-        4 => granule.clone().prop_map(Event::PageIsNeeded),
-        1 => granule.prop_map(Event::GranuleIsMerged),
-        1 => Just(Event::ShimGivesBack),
+        6 => (1_u64..300).prop_map(|ms| RandomEvent::WorkerSteps { ms }),
+        6 => Just(RandomEvent::ShimServes),
+        6 => granule.clone().prop_map(RandomEvent::GuestTouches),
+        1 => Just(RandomEvent::TrapsAreLost),
+        4 => granule.clone().prop_map(RandomEvent::PageIsNeeded),
+        1 => granule.prop_map(RandomEvent::GranuleIsMerged),
+        1 => Just(RandomEvent::ShimGivesBack),
     ];
     vec(event, 1..400)
 }
@@ -265,7 +265,7 @@ proptest! {
         seed: u64,
         events in events(),
     ) {
-        let mut run = Run::new(seed);
+        let mut run = TableRun::new(seed);
         for event in events {
             run.happens(event);
         }
@@ -274,8 +274,8 @@ proptest! {
 }
 
 /// A run in which all granules are revoked.
-fn revoked() -> Run {
-    let mut run = Run::new(1);
+fn revoked() -> TableRun {
+    let mut run = TableRun::new(1);
     while run.revoked() < GRANULES as usize {
         run.step(100);
         run.serve_all();
@@ -287,8 +287,8 @@ fn revoked() -> Run {
 #[test]
 fn a_recall_that_was_not_sent_ends_with_a_touch() {
     let mut run = revoked();
-    run.happens(Event::PageIsNeeded(7));
-    run.happens(Event::GuestTouches(7));
+    run.happens(RandomEvent::PageIsNeeded(7));
+    run.happens(RandomEvent::GuestTouches(7));
     run.apply(GranuleEvent::Touched { number: 7, at: run.now });
     assert_eq!(run.table.take_recalls(), [0_u32; 0]);
 }
@@ -296,13 +296,13 @@ fn a_recall_that_was_not_sent_ends_with_a_touch() {
 #[test]
 fn a_recalled_granule_is_revoked_again_after_a_second_and_counts_as_untouched() {
     let mut run = revoked();
-    run.happens(Event::PageIsNeeded(7));
+    run.happens(RandomEvent::PageIsNeeded(7));
     run.send();
     run.serve_all();
     run.step(0);
     assert_eq!(*run.shim.state(7), PageState::Plain);
     assert!(!run.table.due_revocations(run.now).contains(&7));
-    let age = |run: &mut Run| run.table.ages(run.now)[7].1.unwrap();
+    let age = |run: &mut TableRun| run.table.ages(run.now)[7].1.unwrap();
     let before = age(&mut run);
     run.now = run.now.after(RECALLED);
     let indexes = run.table.due_revocations(run.now);
