@@ -31,7 +31,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use model::Mode;
+use model::{Mode, Spec};
 use policy::{Memory, tuning};
 use sys::clock::boot_now;
 use tokio::{
@@ -213,7 +213,10 @@ impl Daemon {
 
     fn tick(&mut self) -> Published {
         let started = Instant::now();
-        let spec = self.drivers.with_domains(&self.reloader.spec());
+        let (spec, is_new) = self.drivers.with_domains(&self.reloader.spec());
+        if is_new {
+            self.let_go(&spec);
+        }
         let memory = self.memory.clone();
         let (drivers, workers, ksm) = (&mut self.drivers, &mut self.workers, &mut self.ksm);
         let disks = &mut self.disks;
@@ -330,7 +333,7 @@ impl Daemon {
         };
         log::info(&format!("the configuration was read again: {news}"));
         self.reloader.waiting().iter().for_each(|waiting| log::warn(waiting));
-        let spec = self.drivers.with_domains(&self.reloader.spec());
+        let (spec, _) = self.drivers.with_domains(&self.reloader.spec());
         if let Err(error) = self.drivers.configure(&spec) {
             log::warn(&error.to_string());
         }
@@ -342,7 +345,12 @@ impl Daemon {
                 tuning::GRACE
             ));
         }
-        // A VM that is no longer in a group has no limits to bring its memory back to.
+        self.let_go(&spec);
+    }
+
+    /// Restores VMs that are no longer in a group: they have no limits to bring their memory back
+    /// to.
+    fn let_go(&self, spec: &Spec) {
         let left = self.drivers.let_go(&|vm| spec.group_of(vm).is_none());
         tokio::spawn(async move {
             let left = left.await;

@@ -16,7 +16,7 @@ mod guest;
 mod link;
 mod settings;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ use model::{Millis, Time, VmName};
 use policy::tuning::STALE_AFTER;
 use sys::clock::boot_now;
 
-pub(super) use guest::{DomainGuest, restore};
+pub(super) use guest::{DomainGuest, Unreported, restore};
 pub(super) use link::run;
 pub(super) use settings::Overlay;
 
@@ -74,6 +74,11 @@ impl Domains {
         let (at, age) = (report.at, boot_now().since(report.at));
         let fault = (age > STALE_AFTER).then(|| too_old(age, report.fault.as_deref()));
         Some(ReportedDomain { domain, at, fault })
+    }
+
+    /// The processes of all domains.
+    pub(super) fn pids(&self) -> BTreeSet<u32> {
+        self.report().by_pid.keys().copied().collect()
     }
 
     fn settings(&self) -> Arc<AllSettings> {

@@ -116,8 +116,9 @@ impl Drivers {
         Ok(Self { shared, host, rams, places, overlay, tasks })
     }
 
-    /// The configuration with the groups and limits in the metadata of libvirt's domains.
-    pub fn with_domains(&mut self, spec: &Arc<Spec>) -> Arc<Spec> {
+    /// The configuration with the groups and limits in the metadata of libvirt's domains. Also
+    /// returns whether it differs from the last one.
+    pub fn with_domains(&mut self, spec: &Arc<Spec>) -> (Arc<Spec>, bool) {
         let before = self.overlay.faults.clone();
         let (spec, is_new) = self.overlay.over(spec, &self.shared.domains);
         if is_new {
@@ -125,7 +126,7 @@ impl Drivers {
             let news = self.overlay.faults.iter().filter(|(vm, why)| before.get(*vm) != Some(*why));
             news.for_each(|(vm, why)| log::warn(&format!("{vm}: {why}")));
         }
-        spec
+        (spec, is_new)
     }
 
     /// From now on searches these places, for VMs of these groups. VMs found before stay until

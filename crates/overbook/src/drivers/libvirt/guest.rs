@@ -28,6 +28,15 @@ const NO_BALLOON: &str = "libvirt's domain has no virtio memballoon";
 const NO_REPORTING: &str = "the domain's memballoon was started without freePageReporting='on'";
 const MOVED_BY_LIBVIRT: &str = "started by libvirt, which must move it itself";
 
+/// Why a VM that libvirt has named has no report.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::drivers) enum Unreported {
+    /// The latest one is too old, for this reason.
+    TooOld(String),
+    /// The latest one does not have the VM.
+    Gone,
+}
+
 /// The guest of a VM that libvirt names.
 pub(in crate::drivers) struct DomainGuest<'a> {
     shared: &'a DriverState,
@@ -35,6 +44,8 @@ pub(in crate::drivers) struct DomainGuest<'a> {
     pid: u32,
     incarnation: u64,
     dating: Dating,
+    /// Whether the view shows a report.
+    is_shown: bool,
 }
 
 impl<'a> DomainGuest<'a> {
@@ -44,15 +55,24 @@ impl<'a> DomainGuest<'a> {
         pid: u32,
         incarnation: u64,
     ) -> Self {
-        Self { shared, slot, pid, incarnation, dating: Dating::default() }
+        Self { shared, slot, pid, incarnation, dating: Dating::default(), is_shown: false }
     }
 
-    /// Shows the latest report. `Err`: there was one, and it is too old.
-    pub(in crate::drivers) async fn look(&mut self) -> Result<(), String> {
-        let Some(reported) = self.shared.domains.of(self.pid) else { return Ok(()) };
+    /// Shows the latest report, if libvirt names this VM.
+    ///
+    /// # Errors
+    /// There was a report.
+    pub(in crate::drivers) async fn look(&mut self) -> Result<(), Unreported> {
+        let Some(reported) = self.shared.domains.of(self.pid) else {
+            if std::mem::take(&mut self.is_shown) {
+                return Err(Unreported::Gone);
+            }
+            return Ok(());
+        };
         if let Some(fault) = reported.fault {
-            return Err(fault);
+            return Err(Unreported::TooOld(fault));
         }
+        self.is_shown = true;
         self.show(&reported);
         self.ensure_polling(&reported.domain).await;
         Ok(())
