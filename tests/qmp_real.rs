@@ -37,6 +37,7 @@ fn watch(dir: &Path) -> Drivers {
         processes: false,
         groups: BTreeMap::new(),
         period: Duration::from_millis(200),
+        libvirt: "/none".into(),
         records,
     })
     .unwrap()

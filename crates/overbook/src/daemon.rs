@@ -31,7 +31,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use model::{Mode, Spec};
+use model::{Mode, VmName};
 use policy::{Memory, tuning};
 use sys::clock::boot_now;
 use tokio::{
@@ -213,9 +213,9 @@ impl Daemon {
 
     fn tick(&mut self) -> Published {
         let started = Instant::now();
-        let (spec, is_new) = self.drivers.with_domains(&self.reloader.spec());
-        if is_new {
-            self.let_go(&spec);
+        let (spec, before) = self.drivers.with_domains(&self.reloader.spec());
+        if let Some(before) = before {
+            self.let_go(&|vm| before.group_of(vm).is_some() && spec.group_of(vm).is_none());
         }
         let memory = self.memory.clone();
         let (drivers, workers, ksm) = (&mut self.drivers, &mut self.workers, &mut self.ksm);
@@ -345,13 +345,13 @@ impl Daemon {
                 tuning::GRACE
             ));
         }
-        self.let_go(&spec);
+        self.let_go(&|vm| spec.group_of(vm).is_none());
     }
 
     /// Restores VMs that are no longer in a group: they have no limits to bring their memory back
     /// to.
-    fn let_go(&self, spec: &Spec) {
-        let left = self.drivers.let_go(&|vm| spec.group_of(vm).is_none());
+    fn let_go(&self, leaves: &dyn Fn(&VmName) -> bool) {
+        let left = self.drivers.let_go(leaves);
         tokio::spawn(async move {
             let left = left.await;
             if !left.is_empty() {
