@@ -19,7 +19,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 INSTALL := $(ROOT) env DEBIAN_FRONTEND=noninteractive apt-get -qy --no-install-recommends install
 LIBVIRTD := libvirt-daemon-system libvirt-clients
 
-.PHONY: help demo test build guest libvirt libvirtd lint unit loom e2e docs audit advisories experiments bench deb clean
+.PHONY: help demo test build guest libvirt libvirt-dev libvirtd lint unit loom e2e docs audit advisories experiments bench deb clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,9 +29,11 @@ demo: build ## Six real guests in two groups, without Overbook and with it
 
 test: lint unit e2e docs audit ## Everything that CI runs
 
-build: guest libvirt $(PROTOC) ## The binaries, optimised
-	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-libvirt -p overbook-shim \
-		-p overbook-stand-in -p overbook-tracer
+build: guest $(PROTOC) ## The binaries, optimised; all but overbook-libvirt, which needs a library of its own
+	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
+
+libvirt: libvirt-dev ## overbook-libvirt, optimised
+	$(CARGO) build --locked --release -p overbook-libvirt
 
 # Static, so that it runs in a guest that holds nothing else.
 guest: ## The workload program that runs inside lab guests
@@ -45,7 +47,7 @@ lint: $(PROTOC) ## Format and lints; warnings are errors
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	PROTOC=/none $(CARGO) clippy --locked -p overbook --no-default-features -- -D warnings
 
-unit: loom libvirt $(PROTOC) ## Unit, property and simulator tests
+unit: loom libvirt-dev $(PROTOC) ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
 	$(CARGO) test --locked -p overbook-shim --features hot-set --test hot_set
 
@@ -54,7 +56,7 @@ loom: ## The ring between shim and worker, in every interleaving of its two ends
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom \
 		-p overbook-protocol --test loom
 
-e2e: build libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
+e2e: build libvirt libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
 docs: $(TOOLS)/bin/mdbook $(PROTOC) ## The user guide and the API documentation
@@ -78,7 +80,7 @@ experiments: build ## Beside these, a shim with the paper's hot set: for meb-ove
 bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
 
-deb: build $(TOOLS)/bin/cargo-deb ## The Debian packages, in target/debian
+deb: build libvirt $(TOOLS)/bin/cargo-deb ## The Debian packages, in target/debian
 	mkdir -p $(PAGES)/man $(PAGES)/completions
 	$(BIN)/overbook man $(PAGES)/man
 	for shell in bash zsh fish; do \
@@ -87,8 +89,8 @@ deb: build $(TOOLS)/bin/cargo-deb ## The Debian packages, in target/debian
 	$(TOOLS)/bin/cargo-deb -p overbook --no-build --locked
 	$(TOOLS)/bin/cargo-deb -p overbook-libvirt --no-build --locked
 
-# Installed, for its library finds its parts only where the package puts them. Only overbook-libvirt links it.
-libvirt:
+# Installed by the distribution's package; only overbook-libvirt links it.
+libvirt-dev:
 	@pkg-config --exists libvirt || { $(INSTALL) libvirt-dev pkg-config || \
 		{ $(ROOT) apt-get -q update && $(INSTALL) libvirt-dev pkg-config; }; }
 

@@ -74,7 +74,7 @@ fn libvirts_domains_are_found_balanced_and_left_as_they_were() {
 }
 
 /// libvirtd and its domains, `overbook-libvirt`, and the daemon.
-struct Host {
+struct LibvirtHost {
     dir: PathBuf,
     libvirtd: Child,
     helper: Child,
@@ -100,7 +100,7 @@ fn inside(dir: &Path) {
     }
     fs::write(dir.join("overbook.toml"), configuration(dir)).unwrap();
     let (helper, daemon) = (start_helper(dir), start_daemon(dir));
-    let mut host = Host { dir: dir.to_owned(), libvirtd, helper, daemon };
+    let mut host = LibvirtHost { dir: dir.to_owned(), libvirtd, helper, daemon };
 
     found_and_limited(&host);
     balanced(&host);
@@ -113,7 +113,7 @@ fn inside(dir: &Path) {
     assert!(!all.contains("tainted"), "{all}");
 }
 
-fn found_and_limited(host: &Host) {
+fn found_and_limited(host: &LibvirtHost) {
     host.until("all domains are found, with what libvirt tells of them", |host| {
         DOMAINS.iter().all(|name| {
             let vm = host.vm(name);
@@ -131,7 +131,7 @@ fn found_and_limited(host: &Host) {
     assert_eq!((&stray["group"], &stray["link_up"]), (&Value::Null, &true.into()), "{stray}");
 }
 
-fn balanced(host: &Host) {
+fn balanced(host: &LibvirtHost) {
     host.until("the hungry guest has more than its base", |host| {
         host.actual("hungry") > BASE.plus(Bytes::mib(16))
     });
@@ -141,7 +141,7 @@ fn balanced(host: &Host) {
     assert_eq!(host.actual("stray"), BASE, "it is in no group");
 }
 
-fn survives(host: &mut Host) {
+fn survives(host: &mut LibvirtHost) {
     host.helper.kill().unwrap();
     host.helper.wait().unwrap();
     host.until("its silence is told", |host| {
@@ -169,7 +169,7 @@ fn survives(host: &mut Host) {
 }
 
 /// A stopped process costs its own domains' readings, and nothing else.
-fn hangs(host: &Host) {
+fn hangs(host: &LibvirtHost) {
     let libvirtd = Pid::from_child(&host.libvirtd);
     kill_process(libvirtd, Signal::STOP).unwrap();
     host.until("libvirt's silence is told", |host| {
@@ -193,8 +193,8 @@ fn hangs(host: &Host) {
     host.until_linked();
 }
 
-fn noticed(host: &Host) {
-    // A guest that the daemon has just met may still move by an earlier request: so again and again.
+fn noticed(host: &LibvirtHost) {
+    // A guest that the daemon has just met may still move by an earlier request: several tries.
     let (moves, moved) = (Cell::new(0), Cell::new(None::<Instant>));
     host.until("the move by another program is told", |host| {
         if moved.get().is_none_or(|at| at.elapsed() > Duration::from_secs(15)) {
@@ -209,7 +209,7 @@ fn noticed(host: &Host) {
     assert!(left >= Bytes::mib(160), "it is left alone at {left}");
 }
 
-fn released(host: &Host) {
+fn released(host: &LibvirtHost) {
     let output = host.overbook(&["release"]);
     assert!(output.status.success(), "{}", text(&output));
     host.until("the guests have what they had", |host| {
@@ -219,7 +219,7 @@ fn released(host: &Host) {
     assert!(live.contains("<stats period='5'/>"), "{live}");
 }
 
-fn managed_and_back(host: &Host) {
+fn managed_and_back(host: &LibvirtHost) {
     let read = || virsh(&["dumpxml", "--inactive", "--security-info", "idle-1"]);
     let before = read();
     let run = |arguments: &[&str]| host.overbook(&[&["libvirt"], arguments].concat());
@@ -235,7 +235,7 @@ fn managed_and_back(host: &Host) {
     assert_eq!(read(), before);
 }
 
-impl Host {
+impl LibvirtHost {
     fn overbook(&self, arguments: &[&str]) -> Output {
         let config = self.dir.join("overbook.toml");
         overbook_tests::program().arg("--config").arg(config).args(arguments).output().unwrap()

@@ -40,11 +40,11 @@ type AllSettings = BTreeMap<VmName, Result<DomainSettings, String>>;
 pub(super) struct Domains {
     /// The socket of `overbook-libvirt`.
     socket: PathBuf,
-    report: Mutex<Report>,
+    report: Mutex<DomainReport>,
 }
 
 #[derive(Debug, Default)]
-struct Report {
+struct DomainReport {
     by_pid: BTreeMap<u32, Arc<LibvirtDomain>>,
     settings: Arc<AllSettings>,
     at: Time,
@@ -106,7 +106,7 @@ impl Domains {
         self.report().fault = Some(why);
     }
 
-    fn report(&self) -> MutexGuard<'_, Report> {
+    fn report(&self) -> MutexGuard<'_, DomainReport> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

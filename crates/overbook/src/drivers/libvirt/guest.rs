@@ -18,7 +18,7 @@ use super::super::shared::DriverState;
 use super::super::slot::{BalloonRequest, Restore, Slot};
 use super::super::undo::{self, RestoreError};
 use super::super::vm::OF_THE_BALLOON;
-use super::link::{Connection, change};
+use super::link::{LibvirtConnection, change};
 use super::{ReportedDomain, in_place, place_of};
 use crate::journal::UndoRecord;
 
@@ -230,7 +230,7 @@ pub(in crate::drivers) async fn restore(undo: &UndoRecord) -> Result<String, Res
 /// A new report about one domain.
 async fn report(socket: &Path, uuid: &str) -> Result<LibvirtDomain, String> {
     let read = async {
-        let mut connection = Connection::open(socket).await?;
+        let mut connection = LibvirtConnection::open(socket).await?;
         // The first message may have been made before a change by this process.
         let mut reports = 0;
         loop {
