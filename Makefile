@@ -30,7 +30,7 @@ NODE_IS_THERE := command -v npm >/dev/null && node -e \
 NODE_MISSING := the dashboard needs Node.js 20.19 or 22.12 and npm \
 	(Debian 13: apt install nodejs npm; before: https://nodejs.org)
 
-.PHONY: help demo test build web guest libvirt libvirtd lint unit loom e2e web-test docs audit advisories experiments bench deb clean
+.PHONY: help demo test build web guest libvirt libvirt-dev libvirtd lint unit loom e2e web-test chromium docs audit advisories experiments bench deb clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,9 +40,11 @@ demo: build ## Six real guests in two groups, without Overbook and with it
 
 test: lint unit e2e web-test docs audit ## Everything that CI runs
 
-build: guest libvirt web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
-	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-libvirt -p overbook-shim \
-		-p overbook-stand-in -p overbook-tracer
+build: guest web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
+	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
+
+libvirt: libvirt-dev ## overbook-libvirt, optimised
+	$(CARGO) build --locked --release -p overbook-libvirt
 
 # Without Node.js the program is built all the same; its page says how to build the dashboard.
 web: ## The dashboard's files, in web/dist/site
@@ -62,12 +64,12 @@ guest: ## The workload program that runs inside lab guests
 	mkdir -p $(BIN)
 	install -m 755 $(TARGET)/$(TRIPLE)/release/overbook-guest $(BIN)/overbook-guest
 
-lint: $(PROTOC) ## Format and lints; warnings are errors
+lint: libvirt-dev $(PROTOC) ## Format and lints; warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	PROTOC=/none $(CARGO) clippy --locked -p overbook --no-default-features -- -D warnings
 
-unit: loom libvirt $(PROTOC) ## Unit, property and simulator tests
+unit: loom libvirt-dev $(PROTOC) ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
 	$(CARGO) test --locked -p overbook-shim --features hot-set --test hot_set
 
@@ -76,17 +78,19 @@ loom: ## The ring between shim and worker, in every interleaving of its two ends
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom \
 		-p overbook-protocol --test loom
 
-e2e: build libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
+e2e: build libvirt libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
-web-test: build ## The dashboard in Chromium, with a real daemon; as root
+web-test: build chromium ## The dashboard in Chromium, with a real daemon; as root
 	@$(NODE_IS_THERE) || { echo "web-test: $(NODE_MISSING)" >&2; exit 1; }
-	@command -v "$${CHROMIUM:-chromium}" >/dev/null || { \
-		echo "web-test: the tests need Chromium (apt install chromium)" >&2; exit 1; }
 	$(CARGO) build --locked --release -p overbook --example scripted_qemu
 	cd web && OVERBOOK_BIN=$(BIN) npm test --silent
 
-docs: $(TOOLS)/bin/mdbook $(PROTOC) ## The user guide and the API documentation
+chromium:
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null || { $(INSTALL) chromium || \
+		{ $(ROOT) apt-get -q update && $(INSTALL) chromium; }; }
+
+docs: libvirt-dev $(TOOLS)/bin/mdbook $(PROTOC) ## The user guide and the API documentation
 	$(TOOLS)/bin/mdbook build docs
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --workspace --document-private-items
 
@@ -107,7 +111,7 @@ experiments: build ## Beside these, a shim with the paper's hot set: for meb-ove
 bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
 
-deb: build $(TOOLS)/bin/cargo-deb ## Debian packages: Overbook, its lab, its libvirt part, and symbols
+deb: build libvirt $(TOOLS)/bin/cargo-deb ## Debian packages: Overbook, its lab, its libvirt part, and symbols
 	@test -e $(SITE) || { echo "deb: $(NODE_MISSING)" >&2; exit 1; }
 	rm -rf $(PAGES)
 	mkdir -p $(PAGES)/man $(PAGES)/completions
@@ -120,8 +124,8 @@ deb: build $(TOOLS)/bin/cargo-deb ## Debian packages: Overbook, its lab, its lib
 		$(TOOLS)/bin/cargo-deb -p $$package --no-build --locked; \
 	done
 
-# Installed, for its library finds its parts only where the package puts them. Only overbook-libvirt links it.
-libvirt:
+# Installed by the distribution's package; only overbook-libvirt links it.
+libvirt-dev:
 	@pkg-config --exists libvirt || { $(INSTALL) libvirt-dev pkg-config || \
 		{ $(ROOT) apt-get -q update && $(INSTALL) libvirt-dev pkg-config; }; }
 

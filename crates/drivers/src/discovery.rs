@@ -5,7 +5,8 @@
 //! task, which tries it now and then, and is not shown.
 //!
 //! A QEMU without such a socket is found by its process ([`process_vm`]), unless the operator has
-//! switched that off. Its slot is removed when a socket of it is found.
+//! switched that off. So is each domain of libvirt. Such a slot is removed when a socket of it is
+//! found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -68,7 +69,9 @@ pub(super) async fn run(shared: Arc<DriverState>, mut places: watch::Receiver<Pl
         // If a socket has not been asked yet, the next round tries again.
         looks = looks.wrapping_add(u32::from(!is_due || by_socket.is_some()));
         // The search reads directories, so it runs on a thread that may block.
-        let Ok(found) = spawn_blocking(move || find_all(&now, &by_socket)).await else { return };
+        let domains = shared.domains.pids();
+        let search = move || find_all(&now, &by_socket, domains);
+        let Ok(found) = spawn_blocking(search).await else { return };
         shared.forget_names(identity::has_ended);
         if tasks.follow(&shared, &found) {
             shared.records.strike_the_dead().await;
@@ -104,15 +107,21 @@ fn by_socket(shared: &DriverState, may_wait: bool) -> Option<BTreeSet<u32>> {
     Some(known)
 }
 
-/// Keys of all VMs that exist now. Without `by_socket` no processes are searched, because a
-/// socket may still lead to each of them.
-fn find_all(places: &Places, by_socket: &Option<BTreeSet<u32>>) -> Found {
+/// Keys of all VMs that exist now; `domains`: processes of libvirt's domains. Without `by_socket`
+/// no processes are searched, because a socket may still lead to each of them.
+fn find_all(
+    places: &Places,
+    by_socket: &Option<BTreeSet<u32>>,
+    mut domains: BTreeSet<u32>,
+) -> Found {
     let sockets = find(&places.globs);
-    let processes = by_socket
-        .as_ref()
-        .filter(|_| places.processes)
-        .map(|known| process_vm::find(known).into_iter().map(process_vm::place_of).collect());
-    let processes = if places.processes { processes } else { Some(Vec::new()) };
+    let processes = by_socket.as_ref().map(|known| {
+        domains.retain(|pid| !known.contains(pid));
+        if places.processes {
+            domains.extend(process_vm::find(known));
+        }
+        domains.into_iter().map(process_vm::place_of).collect()
+    });
     Found { sockets, processes }
 }
 

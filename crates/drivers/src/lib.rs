@@ -120,16 +120,19 @@ impl Drivers {
         Ok(Self { shared, host, rams, places, overlay, tasks })
     }
 
-    /// The configuration with the groups and limits in the metadata of libvirt's domains.
-    pub fn with_domains(&mut self, spec: &Arc<Spec>) -> Arc<Spec> {
-        let before = self.overlay.faults.clone();
-        let (spec, is_new) = self.overlay.over(spec, &self.shared.domains);
-        if is_new {
-            self.shared.set_rules(Rules::of(&spec.groups));
-            let news = self.overlay.faults.iter().filter(|(vm, why)| before.get(*vm) != Some(*why));
-            news.for_each(|(vm, why)| log::warn(&format!("{vm}: {why}")));
+    /// The configuration with the groups and limits in the metadata of libvirt's domains. Also
+    /// returns the one before, if it was another one.
+    pub fn with_domains(&mut self, spec: &Arc<Spec>) -> (Arc<Spec>, Option<Arc<Spec>>) {
+        let faults = self.overlay.faults.clone();
+        let before = self.overlay.spec();
+        let spec = self.overlay.over(spec, &self.shared.domains);
+        if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, &spec)) {
+            return (spec, None);
         }
-        spec
+        self.shared.set_rules(Rules::of(&spec.groups));
+        let news = self.overlay.faults.iter().filter(|(vm, why)| faults.get(*vm) != Some(*why));
+        news.for_each(|(vm, why)| log::warn(&format!("{vm}: {why}")));
+        (spec, before)
     }
 
     /// From now on searches these places, for VMs of these groups. VMs found before stay until

@@ -16,7 +16,7 @@ mod guest;
 mod link;
 mod settings;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ use model::{Millis, Time, VmName};
 use policy::tuning::STALE_AFTER;
 use sys::clock::boot_now;
 
-pub(super) use guest::{DomainGuest, restore};
+pub(super) use guest::{DomainGuest, Unreported, restore};
 pub(super) use link::run;
 pub(super) use settings::Overlay;
 
@@ -40,11 +40,11 @@ type AllSettings = BTreeMap<VmName, Result<DomainSettings, String>>;
 pub(super) struct Domains {
     /// The socket of `overbook-libvirt`.
     socket: PathBuf,
-    report: Mutex<Report>,
+    report: Mutex<DomainReport>,
 }
 
 #[derive(Debug, Default)]
-struct Report {
+struct DomainReport {
     by_pid: BTreeMap<u32, Arc<LibvirtDomain>>,
     settings: Arc<AllSettings>,
     at: Time,
@@ -76,6 +76,11 @@ impl Domains {
         Some(ReportedDomain { domain, at, fault })
     }
 
+    /// The processes of all domains.
+    pub(super) fn pids(&self) -> BTreeSet<u32> {
+        self.report().by_pid.keys().copied().collect()
+    }
+
     fn settings(&self) -> Arc<AllSettings> {
         Arc::clone(&self.report().settings)
     }
@@ -101,7 +106,7 @@ impl Domains {
         self.report().fault = Some(why);
     }
 
-    fn report(&self) -> MutexGuard<'_, Report> {
+    fn report(&self) -> MutexGuard<'_, DomainReport> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -32,7 +32,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::identity::{self, check_program, is_qemu};
-use super::libvirt::{self, DomainGuest};
+use super::libvirt::{self, DomainGuest, Unreported};
 use super::memory::Meter;
 use super::shared::{DriverState, name_of_stranger};
 use super::slot::{self, Slot, VmOrder};
@@ -208,7 +208,8 @@ async fn look_after(
         }
         match guest.look().await {
             Ok(()) => slot.up(),
-            Err(why) => slot.down(why, false),
+            Err(Unreported::TooOld(why)) => slot.down(why, false),
+            Err(Unreported::Gone) => return Err("libvirt names it no more".to_owned()),
         }
     }
     Err(GONE.to_owned())

@@ -15,7 +15,7 @@ use roxmltree::{Document, Node};
 /// The namespace of Overbook's settings in a domain's metadata.
 pub(crate) const SETTINGS: &str = "https://overbook.example/libvirt/1";
 
-/// A domain's description, as far as Overbook needs it.
+/// The parts of a domain's description that Overbook needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Description {
     /// Overbook's settings, or the fault in them.

@@ -38,11 +38,11 @@ struct CommandLine {
     #[arg(long, global = true, value_name = "URI", default_value = "qemu:///system")]
     connect: String,
     #[command(subcommand)]
-    order: Order,
+    order: LibvirtOrder,
 }
 
 #[derive(Debug, Subcommand)]
-enum Order {
+enum LibvirtOrder {
     /// Serve the daemon on this host, in the foreground
     Serve {
         /// The socket on which it answers
@@ -72,12 +72,12 @@ struct Edit {
 fn main() -> ExitCode {
     let line = CommandLine::parse();
     let outcome = match &line.order {
-        Order::Serve { socket } => serve::run(&line.connect, socket)
+        LibvirtOrder::Serve { socket } => serve::run(&line.connect, socket)
             .map_err(|error| format!("{}: {error}", socket.display())),
-        Order::Manage(Edit { domain, shim, yes }) => {
+        LibvirtOrder::Manage(Edit { domain, shim, yes }) => {
             manage::manage(&line.connect, domain, shim, *yes)
         }
-        Order::Unmanage(Edit { domain, shim, yes }) => {
+        LibvirtOrder::Unmanage(Edit { domain, shim, yes }) => {
             manage::unmanage(&line.connect, domain, shim, *yes)
         }
     };

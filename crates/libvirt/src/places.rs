@@ -2,26 +2,26 @@
 
 use std::sync::Arc;
 
-/// A number of places. Each is taken until its [`Place`] is dropped.
+/// A number of places. Each is taken until its [`CallPlace`] is dropped.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct CallPlaces {
     taken: Arc<()>,
     most: usize,
 }
 
 /// A taken place.
 #[derive(Debug)]
-pub(crate) struct Place(#[expect(dead_code, reason = "counted until it is dropped")] Arc<()>);
+pub(crate) struct CallPlace(#[expect(dead_code, reason = "counted until it is dropped")] Arc<()>);
 
-impl Places {
+impl CallPlaces {
     /// Free places.
     pub(crate) fn new(most: usize) -> Self {
         Self { taken: Arc::new(()), most }
     }
 
     /// A place, if one is free. Two threads that ask at the same time may get one too many.
-    pub(crate) fn take(&self) -> Option<Place> {
-        (Arc::strong_count(&self.taken) <= self.most).then(|| Place(Arc::clone(&self.taken)))
+    pub(crate) fn take(&self) -> Option<CallPlace> {
+        (Arc::strong_count(&self.taken) <= self.most).then(|| CallPlace(Arc::clone(&self.taken)))
     }
 }
 
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn a_place_is_free_again_when_it_is_dropped() {
-        let places = Places::new(1);
+        let places = CallPlaces::new(1);
         let place = places.take().unwrap();
         assert!(places.take().is_none());
         drop(place);

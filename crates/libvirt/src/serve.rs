@@ -18,7 +18,7 @@ use virt::connect::Connect;
 use virt::domain::Domain;
 
 use crate::board::{Board, line};
-use crate::places::Places;
+use crate::places::CallPlaces;
 use crate::wake::WAKE;
 use crate::{raw, said, watch};
 
@@ -45,11 +45,11 @@ pub(crate) fn run(uri: &str, socket: &Path) -> io::Result<()> {
     fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
     virt::error::clear_error_callback();
     raw::start_events();
-    let server = Arc::new(Server {
+    let server = Arc::new(LibvirtServer {
         uri: uri.to_owned(),
         board: Board::default(),
-        clients: Places::new(MOST_CLIENTS),
-        requests: Places::new(MOST_REQUESTS),
+        clients: CallPlaces::new(MOST_CLIENTS),
+        requests: CallPlaces::new(MOST_REQUESTS),
     });
     let watched = Arc::clone(&server);
     thread::spawn(move || watch::run(&watched.uri, &watched.board));
@@ -66,14 +66,14 @@ pub(crate) fn run(uri: &str, socket: &Path) -> io::Result<()> {
     Ok(())
 }
 
-struct Server {
+struct LibvirtServer {
     uri: String,
     board: Board,
-    clients: Places,
-    requests: Places,
+    clients: CallPlaces,
+    requests: CallPlaces,
 }
 
-impl Server {
+impl LibvirtServer {
     /// Sends a client the news, and answers its requests, until it goes.
     fn attend(self: &Arc<Self>, stream: &UnixStream) -> io::Result<()> {
         stream.set_write_timeout(Some(PATIENCE))?;

@@ -21,7 +21,7 @@ use virt::domain::Domain;
 
 use crate::board::Board;
 use crate::description::Description;
-use crate::places::Places;
+use crate::places::CallPlaces;
 use crate::raw::{self, DomainStats, Subscription};
 use crate::said;
 use crate::wake::WAKE;
@@ -44,11 +44,11 @@ const MIGRATES: (u64, u64) = (3, 2);
 
 /// Watches until the process ends.
 pub(crate) fn run(uri: &str, board: &Board) -> ! {
-    let threads = Places::new(MOST_STUCK + 1);
-    let mut worker: Option<Worker> = None;
+    let threads = CallPlaces::new(MOST_STUCK + 1);
+    let mut worker: Option<RoundThread> = None;
     let mut may_be_new = true;
     loop {
-        let news = match worker.take().or_else(|| Worker::start(uri, &threads)) {
+        let news = match worker.take().or_else(|| RoundThread::start(uri, &threads)) {
             None => lost(format!("{MOST_STUCK} calls of libvirt do not come back")),
             Some(current) => match current.round(may_be_new) {
                 Ok(Ok(message)) => {
@@ -72,14 +72,14 @@ fn lost(why: String) -> FromLibvirt {
 type Outcome = Result<FromLibvirt, String>;
 
 /// A thread with a connection.
-struct Worker {
+struct RoundThread {
     orders: Sender<bool>,
     outcomes: Receiver<Outcome>,
 }
 
-impl Worker {
+impl RoundThread {
     /// `None`: too many threads are stuck.
-    fn start(uri: &str, threads: &Places) -> Option<Self> {
+    fn start(uri: &str, threads: &CallPlaces) -> Option<Self> {
         let place = threads.take()?;
         let (orders, inbox) = channel();
         let (outbox, outcomes) = channel();

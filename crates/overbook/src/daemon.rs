@@ -35,7 +35,7 @@ use std::{
 use ::api::published::{Latest, MemberState, Published, TickTimes};
 use drivers::journal::Journal;
 use drivers::{BootClock, Drivers, Records, Settings, ksm::Hand};
-use model::{Millis, Mode, Spec};
+use model::{Millis, Mode, Spec, VmName};
 use policy::{Case, Memory, tuning};
 use sys::clock::boot_now;
 use tokio::{
@@ -219,7 +219,10 @@ impl Daemon {
 
     fn tick(&mut self) -> Published {
         let started = Instant::now();
-        let spec = self.drivers.with_domains(&self.reloader.spec());
+        let (spec, before) = self.drivers.with_domains(&self.reloader.spec());
+        if let Some(before) = before {
+            self.let_go(&|vm| before.group_of(vm).is_some() && spec.group_of(vm).is_none());
+        }
         let memory = self.memory.clone();
         let (drivers, workers, ksm) = (&mut self.drivers, &mut self.workers, &mut self.ksm);
         let disks = &mut self.disks;
@@ -341,11 +344,11 @@ impl Daemon {
         })?;
         log::info(&format!("the configuration was read again: {news}"));
         self.reloader.waiting().iter().for_each(|waiting| log::warn(waiting));
-        let spec = self.drivers.with_domains(&self.reloader.spec());
+        let (spec, _) = self.drivers.with_domains(&self.reloader.spec());
         if let Err(error) = self.drivers.configure(&spec) {
             log::warn(&error.to_string());
         }
-        let is_new = *before != *spec && spec.modes.balloon == Mode::Enforce;
+        let is_new = before != self.reloader.spec() && spec.modes.balloon == Mode::Enforce;
         if is_new && spec.host.grace > Millis(0) {
             self.memory.begin_grace(spec.host.grace, boot_now());
             log::info(&format!(
@@ -354,16 +357,21 @@ impl Daemon {
                 spec.host.grace
             ));
         }
-        // A VM that is no longer in a group has no limits to bring its memory back to.
-        let left = self.drivers.let_go(&|vm| spec.group_of(vm).is_none());
+        self.let_go(&|vm| spec.group_of(vm).is_none());
+        let waiting = self.reloader.waiting().map(|waiting| format!("; {waiting}"));
+        Ok(format!("the configuration is in force: {news}{}", waiting.unwrap_or_default()))
+    }
+
+    /// Restores VMs that are no longer in a group: they have no limits to bring their memory back
+    /// to.
+    fn let_go(&self, leaves: &dyn Fn(&VmName) -> bool) {
+        let left = self.drivers.let_go(leaves);
         tokio::spawn(async move {
             let left = left.await;
             if !left.is_empty() {
                 log::info(&release::summary(left, Vec::new(), Ok(None)).text);
             }
         });
-        let waiting = self.reloader.waiting().map(|waiting| format!("; {waiting}"));
-        Ok(format!("the configuration is in force: {news}{}", waiting.unwrap_or_default()))
     }
 }
 

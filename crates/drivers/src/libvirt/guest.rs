@@ -18,7 +18,7 @@ use super::super::shared::DriverState;
 use super::super::slot::{BalloonRequest, Restore, Slot};
 use super::super::undo::{self, RestoreError};
 use super::super::vm::OF_THE_BALLOON;
-use super::link::{Connection, change};
+use super::link::{LibvirtConnection, change};
 use super::{ReportedDomain, in_place, place_of};
 use crate::journal::UndoRecord;
 
@@ -28,6 +28,15 @@ const NO_BALLOON: &str = "libvirt's domain has no virtio memballoon";
 const NO_REPORTING: &str = "the domain's memballoon was started without freePageReporting='on'";
 const MOVED_BY_LIBVIRT: &str = "started by libvirt, which must move it itself";
 
+/// Why a VM that libvirt has named has no report.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unreported {
+    /// The latest one is too old, for this reason.
+    TooOld(String),
+    /// The latest one does not have the VM.
+    Gone,
+}
+
 /// The guest of a VM that libvirt names.
 pub(crate) struct DomainGuest<'a> {
     shared: &'a DriverState,
@@ -35,19 +44,30 @@ pub(crate) struct DomainGuest<'a> {
     pid: u32,
     incarnation: u64,
     dating: Dating,
+    /// Whether the view shows a report.
+    is_shown: bool,
 }
 
 impl<'a> DomainGuest<'a> {
     pub(crate) fn new(shared: &'a DriverState, slot: &'a Slot, pid: u32, incarnation: u64) -> Self {
-        Self { shared, slot, pid, incarnation, dating: Dating::default() }
+        Self { shared, slot, pid, incarnation, dating: Dating::default(), is_shown: false }
     }
 
-    /// Shows the latest report. `Err`: there was one, and it is too old.
-    pub(crate) async fn look(&mut self) -> Result<(), String> {
-        let Some(reported) = self.shared.domains.of(self.pid) else { return Ok(()) };
+    /// Shows the latest report, if libvirt names this VM.
+    ///
+    /// # Errors
+    /// There was a report.
+    pub(crate) async fn look(&mut self) -> Result<(), Unreported> {
+        let Some(reported) = self.shared.domains.of(self.pid) else {
+            if std::mem::take(&mut self.is_shown) {
+                return Err(Unreported::Gone);
+            }
+            return Ok(());
+        };
         if let Some(fault) = reported.fault {
-            return Err(fault);
+            return Err(Unreported::TooOld(fault));
         }
+        self.is_shown = true;
         self.show(&reported);
         self.ensure_polling(&reported.domain).await;
         Ok(())
@@ -205,7 +225,7 @@ pub(crate) async fn restore(undo: &UndoRecord) -> Result<String, RestoreError> {
 /// A new report about one domain.
 async fn report(socket: &Path, uuid: &str) -> Result<LibvirtDomain, String> {
     let read = async {
-        let mut connection = Connection::open(socket).await?;
+        let mut connection = LibvirtConnection::open(socket).await?;
         // The first message may have been made before a change by this process.
         let mut reports = 0;
         loop {

@@ -35,7 +35,7 @@ pub(crate) async fn run(shared: Arc<DriverState>) {
 }
 
 async fn follow(domains: &Domains) -> io::Error {
-    let mut connection = match Connection::open(&domains.socket).await {
+    let mut connection = match LibvirtConnection::open(&domains.socket).await {
         Ok(connection) => connection,
         Err(error) => return error,
     };
@@ -50,12 +50,12 @@ async fn follow(domains: &Domains) -> io::Error {
 }
 
 /// A connection of its own for each purpose: the reports, and each request.
-pub(super) struct Connection {
+pub(super) struct LibvirtConnection {
     lines: JsonLines<BufReader<OwnedReadHalf>>,
     writer: OwnedWriteHalf,
 }
 
-impl Connection {
+impl LibvirtConnection {
     /// Connects.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Connection {
 /// # Errors
 /// The reason why it is not known to have happened.
 pub(super) async fn change(socket: &Path, uuid: &str, change: DomainChange) -> Result<(), String> {
-    let connection = Connection::open(socket).await;
+    let connection = LibvirtConnection::open(socket).await;
     let mut connection = connection.map_err(|error| format!("overbook-libvirt: {error}"))?;
     connection.change(uuid, change).await
 }

@@ -25,20 +25,25 @@ pub(crate) struct Overlay {
 }
 
 impl Overlay {
-    /// The configuration `base` with the domains' settings. Also returns whether it is a new one.
-    pub(crate) fn over(&mut self, base: &Arc<Spec>, domains: &Domains) -> (Arc<Spec>, bool) {
+    /// The latest one.
+    pub(crate) fn spec(&self) -> Option<Arc<Spec>> {
+        self.spec.clone()
+    }
+
+    /// The configuration `base` with the domains' settings.
+    pub(crate) fn over(&mut self, base: &Arc<Spec>, domains: &Domains) -> Arc<Spec> {
         let settings = domains.settings();
         if let (Some(old), Some(spec)) = (&self.base, &self.spec)
             && Arc::ptr_eq(old, base)
             && Arc::ptr_eq(&self.settings, &settings)
         {
-            return (Arc::clone(spec), false);
+            return Arc::clone(spec);
         }
         let (spec, faults) = merged(base, &settings);
         let spec = spec.map_or_else(|| Arc::clone(base), Arc::new);
         (self.base, self.settings, self.faults) = (Some(Arc::clone(base)), settings, faults);
         self.spec = Some(Arc::clone(&spec));
-        (spec, true)
+        spec
     }
 }
 
@@ -164,16 +169,15 @@ mod tests {
     fn the_merged_configuration_is_made_once() {
         let (domains, base) = (Domains::new("/s".into()), spec());
         let mut overlay = Overlay::default();
-        let (first, is_new) = overlay.over(&base, &domains);
-        assert!(is_new && Arc::ptr_eq(&first, &base), "no domain has settings");
+        let first = overlay.over(&base, &domains);
+        assert!(Arc::ptr_eq(&first, &base), "no domain has settings");
         let settings = Some(Ok(DomainSettings { group: Some("web".into()), ..Default::default() }));
         let shop =
             model::libvirt::LibvirtDomain { settings, ..super::super::tests::domain("shop", 7) };
         domains.note(vec![shop.clone()], model::Time(0));
-        let (second, is_new) = overlay.over(&base, &domains);
-        assert!(is_new && second.group_of(&"shop".into()).is_some());
+        let second = overlay.over(&base, &domains);
+        assert!(second.group_of(&"shop".into()).is_some());
         domains.note(vec![shop], model::Time(1));
-        let (third, is_new) = overlay.over(&base, &domains);
-        assert!(!is_new && Arc::ptr_eq(&second, &third));
+        assert!(Arc::ptr_eq(&second, &overlay.over(&base, &domains)));
     }
 }
