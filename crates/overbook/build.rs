@@ -23,16 +23,19 @@ fn main() -> io::Result<()> {
         list(&site, &mut files)?;
     }
     files.sort();
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
     let mut list = "&[\n".to_owned();
-    for file in files {
+    for (number, file) in files.iter().enumerate() {
         let path = file.strip_prefix(&site).map_err(io::Error::other)?.display().to_string();
         let name = if path == "index.html" { String::new() } else { path };
+        // A copy, because the next `make web` may replace the file before it is compiled.
+        let copy = format!("dashboard_file_{number}");
+        fs::copy(file, out.join(&copy))?;
         // Writing to a string cannot fail.
-        let _ = writeln!(list, "(\"/{name}\", include_bytes!({:?})),", file.display().to_string());
+        let _ = writeln!(list, "({:?}, include_bytes!({copy:?})),", format!("/{name}"));
     }
     list.push(']');
-    let out = env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?;
-    fs::write(Path::new(&out).join("dashboard_files.rs"), list)
+    fs::write(out.join("dashboard_files.rs"), list)
 }
 
 /// Adds all files at and below `dir`.

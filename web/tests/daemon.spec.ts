@@ -8,6 +8,7 @@ let host: Host;
 let faults: string[];
 
 test.beforeAll(async () => {
+  test.setTimeout(600_000);
   host = await Host.start();
   const lost = ({ text }: { text: string }) => text.includes('target lowered');
   await host.until('/v1/vms/web-3', (vm) => vm.last_change && lost(vm.last_change));

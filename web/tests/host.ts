@@ -9,7 +9,7 @@ import { join, resolve } from 'node:path';
 const BIN = resolve(process.env.OVERBOOK_BIN ?? '../target/release');
 export const TOKEN = '0123456789abcdef';
 /** Longest wait for a state of the daemon, in milliseconds. */
-const LIMIT = 150_000;
+const LIMIT = 120_000;
 
 /** Group, name, RAM, memory in use, available memory, and MiB swapped in a second. */
 const GUESTS = [

@@ -46,8 +46,9 @@ fn the_page_needs_no_token_and_allows_nothing_from_elsewhere_and_keeps_no_connec
     let (status, page) = on_tcp(&TestServer::with_tcp(), "GET /", &["Host: localhost"]);
     assert_eq!(status, 200, "{page}");
     let head = page.split("\r\n\r\n").next().unwrap().to_lowercase();
-    assert!(head.contains("content-security-policy: default-src 'none'; script-src 'self';"));
-    assert!(!head.contains("unsafe"), "{head}");
+    let policy = "content-security-policy: default-src 'none'; script-src 'self'; \
+                  style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';";
+    assert!(head.contains(policy), "{head}");
     assert!(head.contains("x-content-type-options: nosniff"), "{head}");
     assert!(page.contains("<title>Overbook</title>"), "{page}");
 }
