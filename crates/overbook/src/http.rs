@@ -34,7 +34,7 @@ pub use asks::{Ask, Asks, LoopAnswer, MAX_ROWS, Outcome, Question, Span};
 pub use events::{BUFFER, Event, EventKind};
 pub use listen::{Doors, ListenError, Listeners};
 pub use routes::openapi;
-pub use token::{Token, TokenError};
+pub use token::{TokenError, TokenFault, Tokens};
 
 use crate::{published::Latest, shown::TickView};
 

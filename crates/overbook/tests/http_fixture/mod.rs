@@ -68,7 +68,7 @@ fn spec() -> Spec {
             attach: model::AttachSpec::On,
         },
         modes: Modes { balloon: Mode::Enforce },
-        api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },
+        api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None, read_token_file: None },
         overload: OverloadSpec::default(),
         pool: None,
         groups: BTreeMap::from([("web".into(), web)]),
