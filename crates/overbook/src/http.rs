@@ -16,7 +16,9 @@
 
 mod asks;
 mod connection;
+mod description;
 mod events;
+mod exposition;
 mod follow;
 mod listen;
 mod metrics;
