@@ -30,15 +30,15 @@ NODE_IS_THERE := command -v npm >/dev/null && node -e \
 NODE_MISSING := the dashboard needs Node.js 20.19 or 22.12 and npm \
 	(Debian 13: apt install nodejs npm; before: https://nodejs.org)
 
-.PHONY: help demo test build web guest libvirt libvirt-dev libvirtd lint unit loom e2e web-test chromium docs audit advisories experiments bench deb clean
+.PHONY: help demo test build web guest libvirt libvirt-dev libvirtd lint unit api-test promtool loom e2e web-test chromium docs audit advisories experiments bench deb clean
 
 help: ## This list
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: build ## Six real guests in two groups, without Overbook and with it
 	$(BIN)/overbook lab run quickstart
 
-test: lint unit e2e web-test docs audit ## Everything that CI runs
+test: lint unit api-test e2e web-test docs audit ## Everything that CI runs
 
 build: guest web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
 	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
@@ -69,9 +69,15 @@ lint: libvirt-dev $(PROTOC) ## Format and lints; warnings are errors
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	PROTOC=/none $(CARGO) clippy --locked -p overbook --no-default-features -- -D warnings
 
-unit: loom libvirt-dev $(PROTOC) ## Unit, property and simulator tests
+unit: loom libvirt-dev promtool $(PROTOC) ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
 	$(CARGO) test --locked -p overbook-shim --features hot-set --test hot_set
+
+# A test of its own, because it takes a while and needs a tool of 90 MB.
+api-test: $(TOOLS)/schemathesis/bin/schemathesis $(PROTOC) ## Every path of the API with odd requests, against a real daemon
+	SCHEMATHESIS=$< $(CARGO) test --locked -p overbook --test api_conformance -- --ignored
+
+promtool: $(TOOLS)/bin/promtool ## Prometheus' own judge of metrics and rules, for the tests
 
 # Built apart: `--cfg loom` swaps the atomics of everything below it.
 loom: ## The ring between shim and worker, in every interleaving of its two ends
@@ -146,6 +152,18 @@ $(PROTOC):
 		$(TOOLS)/protoc/usr/lib/x86_64-linux-gnu $(TOOLS)/protoc/usr/bin/protoc \
 		$(TOOLS)/protoc/usr/include > $@
 	chmod +x $@
+
+$(TOOLS)/bin/promtool:
+	mkdir -p $(TOOLS)/bin
+	cd $$(mktemp -d) && download() { apt-get -q download prometheus; } && \
+		{ download || { apt-get -q update && download; }; } && \
+		dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && \
+		install -m 755 usr/bin/promtool $@
+
+$(TOOLS)/schemathesis/bin/schemathesis: crates/overbook/tests/schemathesis.txt
+	python3 -m venv $(TOOLS)/schemathesis
+	$(TOOLS)/schemathesis/bin/pip install --quiet --requirement $<
+	touch $@
 
 $(TOOLS)/bin/mdbook:
 	$(CARGO) install --locked --root $(TOOLS) mdbook@$(MDBOOK_VERSION)

@@ -130,6 +130,9 @@ pub struct ApiSpec {
     pub tcp: Option<core::net::SocketAddr>,
     /// The file that holds the bearer token for TCP.
     pub token_file: Option<PathBuf>,
+    /// The file that holds another token, with which a client on TCP may read and change nothing.
+    #[serde(default)]
+    pub read_token_file: Option<PathBuf>,
 }
 
 /// The actions allowed to a mechanism.

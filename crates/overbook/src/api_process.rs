@@ -1,7 +1,7 @@
 //! The process that answers the API, without the daemon's rights.
 //!
 //! ```text
-//!   daemon ──token, ticks, answers (JSON lines on standard input)──►  api  ◄──HTTP──►  clients
+//!   daemon ──tokens, ticks, answers (JSON lines on standard input)──►  api  ◄──HTTP──►  clients
 //!          ◄─questions (JSON lines on standard output)──────────────
 //! ```
 //!
@@ -35,7 +35,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::helper::outlive_signals;
-use crate::http::{self, Ask, Asks, Inside, Listeners, Outcome, Token};
+use crate::http::{self, Ask, Asks, Inside, Listeners, Outcome, Tokens};
 use drivers::lines::{JsonLines, Numbered, line, nonsense};
 
 /// Maximum length of a question in bytes: a few names of some hundred bytes, and numbers.
@@ -48,8 +48,8 @@ const MOST_READINGS: usize = 16;
 /// A line from the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// The first line: the token of the TCP listener, if there is one.
-    Token(Option<String>),
+    /// The first line: the tokens of the TCP listener, if there is one.
+    Tokens(Option<Tokens>),
     /// The latest tick. Earlier ticks may be left out.
     Tick(Arc<Published>),
     /// The answer to the question with this number.
@@ -99,13 +99,13 @@ async fn serve(
     mut down: FromDaemon,
     up: pipe::Sender,
 ) -> io::Result<()> {
-    let Some(Down::Token(token)) = down.next().await? else {
-        return Err(nonsense("the daemon begins without the token"));
+    let Some(Down::Tokens(tokens)) = down.next().await? else {
+        return Err(nonsense("the daemon begins without the tokens"));
     };
     let Some(Down::Tick(first)) = down.next().await? else {
         return Err(nonsense("the daemon begins without a tick"));
     };
-    let tcp = tcp.zip(token.map(Token::known));
+    let tcp = tcp.zip(tokens);
     let (show, latest) = watch::channel(first);
     let (orders, ordered) = mpsc::channel(1);
     let (readings, read) = mpsc::channel(1);
@@ -145,7 +145,7 @@ async fn talk(
                     }
                     continue;
                 }
-                Some(Down::Token(_)) => return Err(nonsense("the daemon says the token twice")),
+                Some(Down::Tokens(_)) => return Err(nonsense("the daemon says the tokens twice")),
                 None => return Ok(()),
             },
             Some(ask) = ordered.recv(), if may_order => ask,

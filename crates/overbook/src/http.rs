@@ -17,7 +17,9 @@
 mod asks;
 mod connection;
 mod dashboard;
+mod description;
 mod events;
+mod exposition;
 mod follow;
 mod listen;
 mod metrics;
@@ -36,7 +38,7 @@ pub use asks::{Ask, Asks, LoopAnswer, MAX_ROWS, Outcome, Question, Span};
 pub use events::{BUFFER, Event, EventKind};
 pub use listen::{Doors, ListenError, Listeners};
 pub use routes::openapi;
-pub use token::{Token, TokenError};
+pub use token::{TokenError, TokenFault, Tokens};
 
 use api::published::Latest;
 use api::shown::TickView;

@@ -272,8 +272,11 @@ fn the_description_holds_every_path() {
 
 #[test]
 fn metrics_are_served_as_open_metrics() {
-    let (status, body) = ask(&TestServer::start(), "GET", "/metrics");
-    assert_eq!(status, 200);
+    let server = TestServer::start();
+    let accept = "Accept: application/openmetrics-text;version=1.0.0\r\nConnection: close";
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: x\r\n{accept}\r\n\r\n");
+    let body = raw(&mut connect(&server), request.as_bytes());
+    assert!(body.starts_with("HTTP/1.1 200 "), "{body}");
     assert!(
         body.contains("overbook_vm_used_bytes{vm=\"web-1\",group=\"web\"} 188743680"),
         "{body}"

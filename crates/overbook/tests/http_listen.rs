@@ -16,7 +16,7 @@ fn bind(api: &ApiSpec) -> Result<Doors, String> {
 }
 
 fn unix(socket: &Path) -> ApiSpec {
-    ApiSpec { socket: socket.into(), tcp: None, token_file: None }
+    ApiSpec { socket: socket.into(), tcp: None, token_file: None, read_token_file: None }
 }
 
 fn error(api: &ApiSpec) -> String {

@@ -49,7 +49,8 @@ pub(crate) fn refault_s(cold: &Cold) -> f64 {
 }
 
 /// The share of one vCPU's time for which the VM waits for refaults.
-pub(crate) fn waits(cold: &Cold) -> f64 {
+#[must_use]
+pub fn waits(cold: &Cold) -> f64 {
     let waits = cold.refaults_per_s * refault_s(cold);
     // An implausible rate is no reason to take memory from the VM.
     if waits.is_finite() { waits.max(0.0) } else { 1.0 }

@@ -9,6 +9,12 @@ use model::{Bytes, HostReading, Reading, Reason, Time};
 
 use crate::{Rule, Rules, tuning};
 
+/// Memory of the host that is never granted: as configured, or a share of its `total`.
+#[must_use]
+pub fn host_reserve(configured: Option<Bytes>, total: Bytes) -> Bytes {
+    configured.unwrap_or(total.percent(tuning::HOST_RESERVE_PERCENT))
+}
+
 /// Memory left to grant on the host in this tick.
 #[derive(Debug)]
 pub(crate) struct Headroom {
@@ -35,7 +41,7 @@ impl Headroom {
         };
         let HostReading { total, available, .. } = host.value;
         let available = available.plus(cached);
-        let reserve = reserve.unwrap_or(total.percent(tuning::HOST_RESERVE_PERCENT));
+        let reserve = host_reserve(reserve, total);
         if !rules.has(Rule::HostReserve) {
             return Self { left: Bytes(u64::MAX), ..unknown };
         }

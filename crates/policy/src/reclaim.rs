@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use model::{Bytes, GroupName, HostReading, HostView, Reason, Time, VmName, plan::Take};
 
-use crate::{cache, group::Group, member::GroupVm, tuning};
+use crate::{cache, group::Group, headroom::host_reserve, member::GroupVm, tuning};
 
 /// The takes until the next tick. VMs that keep all their freed memory are left out.
 pub(crate) fn decide(
@@ -69,7 +69,7 @@ fn shortage(
     let members = groups.values().flat_map(|group| &group.members);
     let freed: Bytes = members.map(|member| member.free_pages.lazy).sum();
     let left = host.available.plus(cached).minus(freed);
-    let reserve = reserve.unwrap_or(host.total.percent(tuning::HOST_RESERVE_PERCENT));
+    let reserve = host_reserve(reserve, host.total);
     let wanted = reserve.percent(tuning::TAKE_FREED_PERCENT);
     let needed = wanted.minus(left);
     if !needed.is_zero() {

@@ -53,7 +53,8 @@ impl Scenario {
             attach: model::AttachSpec::On,
             grace: model::Millis(0),
         };
-        let api = ApiSpec { socket: "socket".into(), tcp: None, token_file: None };
+        let api =
+            ApiSpec { socket: "socket".into(), tcp: None, token_file: None, read_token_file: None };
         let modes = Modes { balloon: Mode::Enforce };
         let (groups, vms, disks) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let overload = OverloadSpec::default();

@@ -117,7 +117,12 @@ fn api(draft: &Draft, faults: &mut Vec<Fault>) -> ApiSpec {
         }
         _ => {}
     }
-    ApiSpec { socket: socket.unwrap_or_else(|| DEFAULT_SOCKET.into()), tcp, token_file }
+    let read_token_file = path("read_token_file", draft.read_token_file.as_ref(), faults);
+    if let (None, Some(place)) = (&draft.tcp_place, &draft.read_token_place) {
+        faults.push(place.fault("`read_token_file` has no effect without `tcp`"));
+    }
+    let socket = socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
+    ApiSpec { socket, tcp, token_file, read_token_file }
 }
 
 fn overload(draft: &OverloadDraft, faults: &mut Vec<Fault>) -> OverloadSpec {

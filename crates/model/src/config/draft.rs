@@ -27,9 +27,11 @@ pub(super) struct Draft {
     pub(super) socket: Option<Located<String>>,
     pub(super) tcp: Option<Located<String>>,
     pub(super) token_file: Option<Located<String>>,
-    /// The places of `tcp` and `token_file`, even if their values are faulty.
+    pub(super) read_token_file: Option<Located<String>>,
+    /// The places of `tcp` and the tokens' files, even if their values are faulty.
     pub(super) tcp_place: Option<SourceLocation>,
     pub(super) token_place: Option<SourceLocation>,
+    pub(super) read_token_place: Option<SourceLocation>,
     pub(super) overload: OverloadDraft,
     pub(super) pool: Option<PoolDraft>,
     pub(super) groups: BTreeMap<String, GroupDraft>,
@@ -145,8 +147,10 @@ impl Draft {
             set(&mut self.socket, api.text("socket"));
             set(&mut self.tcp, api.text("tcp"));
             set(&mut self.token_file, api.text("token_file"));
+            set(&mut self.read_token_file, api.text("read_token_file"));
             set(&mut self.tcp_place, api.place_of("tcp"));
             set(&mut self.token_place, api.place_of("token_file"));
+            set(&mut self.read_token_place, api.place_of("read_token_file"));
             api.finish();
         }
         if let Some(overload) = file.table("overload") {

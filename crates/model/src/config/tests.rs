@@ -225,6 +225,8 @@ fn the_api_is_never_taken_for_a_vm() {
 #[test]
 fn a_token_without_tcp_is_a_fault() {
     assert!(faults_of("[api]\ntoken_file = \"/t\"\n").contains("no effect without `tcp`"));
+    let faults = faults_of("[api]\nread_token_file = \"/t\"\n");
+    assert!(faults.contains("`read_token_file` has no effect without `tcp`"), "{faults}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::log;
 use crate::api_process::{Down, MOST_ASK, MOST_OPEN};
 use crate::helper::Helper;
-use crate::http::{Ask, Doors, Outcome, Question};
+use crate::http::{Ask, Doors, Outcome, Question, Tokens};
 
 type Asks = mpsc::Sender<Ask>;
 use api::published::Latest;
@@ -68,16 +68,16 @@ async fn serve(doors: &mut Doors, latest: Latest, asks: &Asks) -> io::Result<()>
     let mut spawn = Helper::program().arg("api");
     let unix = spawn.pass(&listeners.unix)?;
     spawn = spawn.arg(unix.to_string());
-    let mut token = None;
-    if let Some((tcp, secret)) = &listeners.tcp {
+    let mut tokens = None;
+    if let Some((tcp, secrets)) = &listeners.tcp {
         let tcp = spawn.pass(tcp)?;
         spawn = spawn.arg(tcp.to_string());
-        token = Some(secret.text().to_owned());
+        tokens = Some(secrets.clone());
     }
     let (helper, down, up) = Helper::start(spawn)?;
     let (answers, answered) = mpsc::channel(MOST_OPEN);
     let outcome = tokio::select! {
-        told = tell(down, token, latest, answered) => told,
+        told = tell(down, tokens, latest, answered) => told,
         heard = hear(JsonLines::new(up, MOST_ASK), asks, answers) => heard,
         () = another_socket(doors) => Ok(()),
     };
@@ -100,11 +100,11 @@ async fn another_socket(doors: &mut Doors) {
 /// Sends ticks and answers to the process. Ticks that it is too slow for are left out.
 async fn tell(
     mut down: pipe::Sender,
-    token: Option<String>,
+    tokens: Option<Tokens>,
     mut latest: Latest,
     mut answered: mpsc::Receiver<Numbered<Outcome>>,
 ) -> io::Result<()> {
-    write(&mut down, Down::Token(token)).await?;
+    write(&mut down, Down::Tokens(tokens)).await?;
     latest.mark_changed();
     loop {
         tokio::select! {

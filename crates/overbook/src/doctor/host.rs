@@ -12,7 +12,7 @@ use super::facts::{HostFacts, VmFacts};
 use super::remedies::{self, Remedy, quoted};
 use super::sockets::{SocketFile, SocketState};
 use super::{Capability, Cause, Diagnosis, look};
-use crate::http::{Doors, ListenError, TokenError};
+use crate::http::{Doors, ListenError, TokenError, TokenFault};
 use Capability::{Balloon, FreePages, Move, Paging, See, Sharing, Statistics, Tracking};
 use api::client::ClientError;
 use drivers::discovery;
@@ -291,15 +291,10 @@ fn of_door(error: &ListenError) -> Diagnosis {
         format!("(umask 077; openssl rand -hex 16 > {path})")
     };
     let line = match error {
-        ListenError::Token(TokenError::Exposed { path, .. }) => {
+        ListenError::Token(TokenError { path, fault: TokenFault::Exposed(_), .. }) => {
             format!("chmod 600 {}", quoted(&path.display().to_string()))
         }
-        ListenError::Token(
-            TokenError::Io { path, .. }
-            | TokenError::TooLong { path, .. }
-            | TokenError::TooShort { path, .. }
-            | TokenError::NotPrintable { path },
-        ) => new(path),
+        ListenError::Token(TokenError { path, .. }) => new(path),
         ListenError::NoToken(_) => {
             let line = "token_file = \"/etc/overbook/token\"";
             return fault(

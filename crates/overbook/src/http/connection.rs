@@ -33,7 +33,7 @@ use super::{
     places::{ConnectionPeer, ConnectionSlot, ConnectionSlots},
     problem::Problem,
     prompt::Prompt,
-    token::Token,
+    token::{TokenRight, Tokens},
 };
 
 /// Maximum size of a request's line and headers.
@@ -50,21 +50,24 @@ pub(super) async fn serve_unix(listener: UnixListener, router: Router) {
     accept(listener, router.layer(middleware::from_fn(admit))).await;
 }
 
-/// Serves TCP: the dashboard's files, and everything else only with the token.
-pub(super) async fn serve_tcp(listener: TcpListener, router: Router, token: Token) {
+/// Serves TCP: the dashboard's files, and everything else only with a token.
+pub(super) async fn serve_tcp(listener: TcpListener, router: Router, tokens: Tokens) {
     let router = router.layer(middleware::from_fn(admit));
-    accept(listener, router.layer(middleware::from_fn_with_state(token, authorize))).await;
+    accept(listener, router.layer(middleware::from_fn_with_state(tokens, authorize))).await;
 }
 
 /// Ends the connection after a wrong token, so each try needs a new connection. It ends after a
 /// file of the dashboard too, so clients without the token keep none.
-async fn authorize(State(token): State<Token>, request: Request, next: Next) -> Response {
+async fn authorize(State(tokens): State<Tokens>, request: Request, next: Next) -> Response {
     if let Some(file) = dashboard::file(&request) {
-        last(file)
-    } else if token.is_in(request.headers()) {
-        next.run(request).await
-    } else {
-        last(Problem::Unauthorized)
+        return last(file);
+    }
+    match tokens.right(request.headers()) {
+        Some(TokenRight::Change) => next.run(request).await,
+        // Safe methods change nothing (RFC 9110 §9.2.1).
+        Some(TokenRight::Read) if request.method().is_safe() => next.run(request).await,
+        Some(TokenRight::Read) => Problem::ReadOnly.into_response(),
+        None => last(Problem::Unauthorized),
     }
 }
 

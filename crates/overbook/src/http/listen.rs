@@ -31,7 +31,7 @@ use tokio::net;
 
 use super::{
     connection,
-    token::{Token, TokenError},
+    token::{TokenError, Tokens},
 };
 
 /// `sun_path` holds 108 bytes; the last one is zero.
@@ -90,7 +90,7 @@ pub struct Doors {
     file: SocketFile,
     listeners: Listeners,
     /// The TCP address that could not be bound yet.
-    missing: Option<(SocketAddr, Token)>,
+    missing: Option<(SocketAddr, Tokens)>,
     /// The last logged reason why the file could not be made again.
     trouble: Option<String>,
 }
@@ -99,8 +99,8 @@ pub struct Doors {
 pub struct Listeners {
     /// For users that may open its file.
     pub unix: UnixListener,
-    /// For clients that have the token.
-    pub tcp: Option<(TcpListener, Token)>,
+    /// For clients that have a token.
+    pub tcp: Option<(TcpListener, Tokens)>,
 }
 
 /// The unix socket's file, removed at the end if it is still the same file.
@@ -117,7 +117,7 @@ impl Doors {
     /// # Errors
     /// The unix socket cannot be opened, or a socket would be unsafe.
     pub fn open(spec: &ApiSpec) -> Result<Self, ListenError> {
-        let missing = spec.tcp.map(|address| token_for(address, spec.token_file.as_deref()));
+        let missing = spec.tcp.map(|address| tokens_for(address, spec));
         let missing = missing.transpose()?;
         let (unix, file) = bind_unix(&spec.socket)?;
         let (path, listeners) = (spec.socket.clone(), Listeners { unix, tcp: None });
@@ -130,10 +130,10 @@ impl Doors {
 
     /// Tries to open TCP. Returns whether it listens now and did not before.
     fn open_tcp(&mut self) -> Result<bool, ListenError> {
-        let Some((address, token)) = &self.missing else { return Ok(false) };
+        let Some((address, tokens)) = &self.missing else { return Ok(false) };
         let error = |error| ListenError::Tcp { address: *address, error };
         let listener = TcpListener::bind(address).map_err(error)?;
-        self.listeners.tcp = Some((listener, token.clone()));
+        self.listeners.tcp = Some((listener, tokens.clone()));
         self.missing = None;
         Ok(true)
     }
@@ -144,9 +144,7 @@ impl Doors {
     pub fn check(spec: &ApiSpec) -> Vec<ListenError> {
         let mut faults = Vec::new();
         if let Some(address) = spec.tcp {
-            let token = spec.token_file.as_deref().ok_or(ListenError::NoToken(address));
-            let token = token.and_then(|file| Ok(Token::read(file)?));
-            faults.extend(token.err());
+            faults.extend(tokens_for(address, spec).err());
             // The port may be the running daemon's, so only the address is tried.
             let any_port = SocketAddr::new(address.ip(), 0);
             let bound = TcpListener::bind(any_port);
@@ -218,10 +216,10 @@ impl Listeners {
         let unix = connection::serve_unix(unix, router.clone());
         match self.tcp {
             None => unix.await,
-            Some((listener, token)) => {
+            Some((listener, tokens)) => {
                 listener.set_nonblocking(true)?;
                 let listener = net::TcpListener::from_std(listener)?;
-                let tcp = connection::serve_tcp(listener, router, token);
+                let tcp = connection::serve_tcp(listener, router, tokens);
                 tokio::join!(unix, tcp);
             }
         }
@@ -229,11 +227,8 @@ impl Listeners {
     }
 }
 
-fn token_for(
-    address: SocketAddr,
-    token_file: Option<&Path>,
-) -> Result<(SocketAddr, Token), ListenError> {
-    Ok((address, Token::read(token_file.ok_or(ListenError::NoToken(address))?)?))
+fn tokens_for(address: SocketAddr, spec: &ApiSpec) -> Result<(SocketAddr, Tokens), ListenError> {
+    Ok((address, Tokens::read(spec)?.ok_or(ListenError::NoToken(address))?))
 }
 
 fn bind_unix(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {

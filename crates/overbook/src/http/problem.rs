@@ -61,6 +61,11 @@ pub(super) enum Problem {
          `api.tcp`, with the token"
     )]
     OfABrowser,
+    /// The token of clients that only read, with a request that may change something.
+    #[error(
+        "the token of `api.read_token_file` changes nothing; use the token of `api.token_file`"
+    )]
+    ReadOnly,
     /// Other clients have all places.
     #[error("{0}")]
     Crowded(Crowded),
@@ -98,7 +103,7 @@ impl Problem {
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BadParameter(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::OfABrowser => StatusCode::FORBIDDEN,
+            Self::OfABrowser | Self::ReadOnly => StatusCode::FORBIDDEN,
             Self::Busy(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Crowded(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,

@@ -11,7 +11,10 @@ use api::wire::{
 use axum::{
     Extension, Json, Router,
     extract::{Path, Query, Request, State, rejection::PathRejection, rejection::QueryRejection},
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderMap, StatusCode,
+        header::{CONTENT_TYPE, VARY},
+    },
     response::{IntoResponse, Response, Sse, sse::KeepAlive},
     routing::get,
 };
@@ -19,13 +22,15 @@ use model::{GroupName, Millis, VmName};
 use policy::Case;
 use serde::Deserialize;
 use sys::log;
-use utoipa::{IntoParams, OpenApi};
+use utoipa::{IntoParams, OpenApi as _, openapi::OpenApi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     Api,
     asks::{self, MAX_ROWS, Question, Span},
+    description,
     events::{self, Event},
+    exposition::TextFormat,
     metrics,
     places::ConnectionSlot,
     problem::Problem,
@@ -35,15 +40,18 @@ use super::{
 /// A daemon whose last tick is older than this is unhealthy.
 const TICK_LIMIT: Millis = Millis::secs(5);
 
+/// The largest integer that every JSON client can write (RFC 8259 §6).
+const MAX_WALL_MS: u64 = (1 << 53) - 1;
+
 /// The head of the OpenAPI description; paths and objects come from the handlers.
-#[derive(OpenApi)]
+#[derive(utoipa::OpenApi)]
 #[openapi(
     info(
         title = "Overbook",
         description = "State, decisions and reasons of the host daemon. Sizes are bytes, times \
                        milliseconds; TCP needs the bearer token, the unix socket does not."
     ),
-    components(schemas(Event, DashboardTick))
+    components(schemas(Event, Failure, DashboardTick))
 )]
 struct Head;
 
@@ -75,13 +83,18 @@ fn paths() -> OpenApiRouter<Api> {
 /// The OpenAPI description as JSON.
 #[must_use]
 pub fn openapi() -> String {
-    paths().into_openapi().to_json().unwrap_or_default()
+    described(paths().into_openapi()).to_json().unwrap_or_default()
+}
+
+fn described(mut paths: OpenApi) -> OpenApi {
+    description::complete(&mut paths);
+    paths
 }
 
 /// All routes.
 pub(super) fn router(api: Api) -> Router {
     let (router, description) = paths().split_for_parts();
-    let description: Arc<str> = description.to_json().unwrap_or_default().into();
+    let description: Arc<str> = described(description).to_json().unwrap_or_default().into();
     let describe = async move || ([(CONTENT_TYPE, "application/json")], description.to_string());
     router
         .route("/v1/openapi.json", get(describe))
@@ -136,7 +149,7 @@ async fn groups(State(api): State<Api>) -> Json<Vec<GroupStatus>> {
 
 /// One group.
 #[utoipa::path(
-    get, path = "/v1/groups/{name}", params(("name" = String, Path)),
+    get, path = "/v1/groups/{name}", params(("name" = String, Path, example = "web")),
     responses((status = 200, body = GroupStatus), (status = 404, body = Failure))
 )]
 async fn group(State(api): State<Api>, path: Name) -> Answer<GroupStatus> {
@@ -154,7 +167,7 @@ async fn vms(State(api): State<Api>) -> Json<Vec<VmStatus>> {
 
 /// One VM.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}", params(("name" = String, Path)),
+    get, path = "/v1/vms/{name}", params(("name" = String, Path, example = "web-1")),
     responses((status = 200, body = VmStatus), (status = 404, body = Failure))
 )]
 async fn vm(State(api): State<Api>, path: Name) -> Answer<VmStatus> {
@@ -166,7 +179,7 @@ async fn vm(State(api): State<Api>, path: Name) -> Answer<VmStatus> {
 
 /// A VM's miss-ratio curve.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}/curve", params(("name" = String, Path)),
+    get, path = "/v1/vms/{name}/curve", params(("name" = String, Path, example = "web-1")),
     responses((status = 200, body = MissRatioCurve), (status = 404, body = Failure))
 )]
 async fn curve(State(api): State<Api>, path: Name) -> Answer<MissRatioCurve> {
@@ -188,18 +201,17 @@ async fn plan(State(api): State<Api>) -> Json<PlanStatus> {
 #[serde(deny_unknown_fields)]
 struct CapacityParams {
     /// Probability that all overloads that come at once find room, 0.5 to 0.9999; 0.97 by default.
+    #[param(minimum = 0.5, maximum = 0.9999)]
     certainty: Option<f64>,
     /// Share of its promised memory that each VM is given, 0.1 to 1; by default, as it is now.
+    #[param(minimum = 0.1, maximum = 1)]
     given: Option<f64>,
 }
 
 /// How many VMs the host holds, and what it keeps free for their overloads.
 #[utoipa::path(
     get, path = "/v1/capacity", params(CapacityParams),
-    responses(
-        (status = 200, body = CapacityStatus), (status = 400, body = Failure),
-        (status = 404, body = Failure)
-    )
+    responses((status = 200, body = CapacityStatus), (status = 404, body = Failure))
 )]
 async fn capacity(
     State(api): State<Api>,
@@ -228,7 +240,7 @@ async fn case(State(api): State<Api>) -> Json<Case> {
 
 /// Why a VM has the memory that it has, in words.
 #[utoipa::path(
-    get, path = "/v1/explain/{vm}", params(("vm" = String, Path)),
+    get, path = "/v1/explain/{vm}", params(("vm" = String, Path, example = "web-1")),
     responses((status = 200, body = Explanation), (status = 404, body = Failure))
 )]
 async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> {
@@ -251,19 +263,21 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
 #[serde(deny_unknown_fields)]
 struct HistoryParams {
     /// Rows since this time, in milliseconds since the Unix epoch; all rows by default.
+    #[param(maximum = 9_007_199_254_740_991_i64)]
     since_wall_ms: Option<u64>,
     /// Rows before this time, in milliseconds since the Unix epoch; all rows by default.
     until_wall_ms: Option<u64>,
     /// The newest rows, at most this many; 1000 without it.
+    #[param(maximum = 10_000)]
     limit: Option<usize>,
 }
 
 /// Readings and changes of a VM, oldest first.
 #[utoipa::path(
-    get, path = "/v1/history/{vm}", params(("vm" = String, Path), HistoryParams),
+    get, path = "/v1/history/{vm}", params(("vm" = String, Path, example = "web-1"), HistoryParams),
     responses(
-        (status = 200, body = Vec<HistoryRow>), (status = 400, body = Failure),
-        (status = 404, body = Failure)
+        (status = 200, body = Vec<HistoryRow>), (status = 404, body = Failure),
+        (status = 500, body = Failure), (status = 504, body = Failure)
     )
 )]
 async fn history(
@@ -286,10 +300,10 @@ async fn history(
 
 /// Loans that a group gave and took, and why, oldest first.
 #[utoipa::path(
-    get, path = "/v1/loans/{group}", params(("group" = String, Path), HistoryParams),
+    get, path = "/v1/loans/{group}", params(("group" = String, Path, example = "web"), HistoryParams),
     responses(
-        (status = 200, body = Vec<LoanRow>), (status = 400, body = Failure),
-        (status = 404, body = Failure)
+        (status = 200, body = Vec<LoanRow>), (status = 404, body = Failure),
+        (status = 500, body = Failure), (status = 504, body = Failure)
     )
 )]
 async fn loans(
@@ -320,25 +334,50 @@ fn bounds(span: Result<Query<HistoryParams>, QueryRejection>) -> Result<Span, Pr
         let text = format!("limit is {limit}; at most {MAX_ROWS} rows are answered at once");
         return Err(Problem::BadParameter(text));
     }
-    let (since_wall_ms, until_wall_ms) =
-        (span.since_wall_ms.unwrap_or(0), span.until_wall_ms.unwrap_or(u64::MAX));
+    let within = |name: &str, value: Option<u64>, usual: u64| match value {
+        Some(value) if value > MAX_WALL_MS => {
+            let text = format!("{name} is {value}; write at most {MAX_WALL_MS}");
+            Err(Problem::BadParameter(text))
+        }
+        value => Ok(value.unwrap_or(usual)),
+    };
+    let since_wall_ms = within("since_wall_ms", span.since_wall_ms, 0)?;
+    let until_wall_ms = within("until_wall_ms", span.until_wall_ms, u64::MAX)?;
     Ok(Span { since_wall_ms, until_wall_ms, limit })
 }
 
 /// Stop all changes.
-#[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Done)))]
+#[utoipa::path(
+    post, path = "/v1/pause",
+    responses(
+        (status = 200, body = Done), (status = 500, body = Failure),
+        (status = 504, body = Failure)
+    )
+)]
 async fn pause(State(api): State<Api>, asker: Asker) -> Answer<Done> {
     change(&api, &asker, "pause", Question::Pause).await
 }
 
 /// End the pause.
-#[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Done)))]
+#[utoipa::path(
+    post, path = "/v1/resume",
+    responses(
+        (status = 200, body = Done), (status = 500, body = Failure),
+        (status = 504, body = Failure)
+    )
+)]
 async fn resume(State(api): State<Api>, asker: Asker) -> Answer<Done> {
     change(&api, &asker, "resume", Question::Resume).await
 }
 
 /// Give every VM back what it had before Overbook touched it, and pause.
-#[utoipa::path(post, path = "/v1/release", responses((status = 200, body = Done)))]
+#[utoipa::path(
+    post, path = "/v1/release",
+    responses(
+        (status = 200, body = Done), (status = 500, body = Failure),
+        (status = 504, body = Failure)
+    )
+)]
 async fn release(State(api): State<Api>, asker: Asker) -> Answer<Done> {
     change(&api, &asker, "release", Question::Release).await
 }
@@ -396,22 +435,26 @@ async fn ticks(State(api): State<Api>) -> Response {
     Sse::new(api.ticks.stream()).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// Prometheus metrics.
+/// Metrics for Prometheus, in OpenMetrics for clients whose header `Accept` names it.
 #[utoipa::path(
     get, path = "/metrics",
-    responses((status = 200, content_type = "application/openmetrics-text", body = String))
+    responses((
+        status = 200,
+        content((String = "text/plain"), (String = "application/openmetrics-text"))
+    ))
 )]
-async fn prometheus(State(api): State<Api>) -> Response {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let text = metrics::encode(&api.shown());
-    ([(CONTENT_TYPE, kind)], text).into_response()
+async fn prometheus(State(api): State<Api>, headers: HeaderMap) -> Response {
+    let format = TextFormat::accepted(&headers);
+    let text = metrics::encode(&api.shown(), format);
+    ([(CONTENT_TYPE, format.content_type()), (VARY, "accept")], text).into_response()
 }
 
 /// Whether the loop runs.
 #[utoipa::path(
     get, path = "/healthz",
     responses(
-        (status = 200, body = Done), (status = 503, body = Failure), (status = 504, body = Failure)
+        (status = 200, body = Done), (status = 500, body = Failure),
+        (status = 503, body = Failure), (status = 504, body = Failure)
     )
 )]
 async fn healthz(State(api): State<Api>) -> Response {

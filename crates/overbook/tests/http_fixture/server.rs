@@ -21,6 +21,7 @@ use crate::http_fixture;
 
 /// A running server; it ends when dropped.
 pub(crate) struct TestServer {
+    #[allow(dead_code, reason = "not every test file uses every part")]
     pub(crate) socket: PathBuf,
     /// Its TCP address.
     #[allow(dead_code, reason = "not every test file uses every part")]
@@ -43,7 +44,8 @@ impl TestServer {
         Self::serve(false, Err(why.to_owned()))
     }
 
-    /// Also serves the fixture on TCP, with the token `0123456789abcdef`.
+    /// Also serves the fixture on TCP, with the token `0123456789abcdef`, and `fedcba9876543210`
+    /// for clients that only read.
     pub(crate) fn with_tcp() -> Self {
         Self::serve(true, Ok(()))
     }
@@ -61,11 +63,21 @@ impl TestServer {
     fn serve(with_tcp: bool, outcome: Result<(), String>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
-        let token = dir.path().join("token");
-        fs::write(&token, "0123456789abcdef\n").unwrap();
-        fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+        let secret = |name: &str, token: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, token).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            path
+        };
+        let token = secret("token", "0123456789abcdef\n");
+        let read = secret("read", "fedcba9876543210\n");
         let tcp = with_tcp.then(|| "127.0.0.1:0".parse().unwrap());
-        let api = ApiSpec { socket: socket.clone(), tcp, token_file: Some(token) };
+        let api = ApiSpec {
+            socket: socket.clone(),
+            tcp,
+            token_file: Some(token),
+            read_token_file: Some(read),
+        };
         let (ticks, latest) = watch::channel(Arc::new(http_fixture::published()));
         let (orders, mut asked) = mpsc::channel::<Ask>(4);
         let asks = Asks { readings: orders.clone(), orders };
@@ -86,7 +98,7 @@ impl TestServer {
                 ready.send(doors.tcp_address()).unwrap();
                 let Listeners { unix, tcp } = doors.listeners();
                 let tcp =
-                    tcp.as_ref().map(|(tcp, token)| (tcp.try_clone().unwrap(), token.clone()));
+                    tcp.as_ref().map(|(tcp, tokens)| (tcp.try_clone().unwrap(), tokens.clone()));
                 let listeners = Listeners { unix: unix.try_clone().unwrap(), tcp };
                 let served = http::serve(listeners, inside, async { drop(ended.await) });
                 tokio::spawn(served).await.unwrap().unwrap();

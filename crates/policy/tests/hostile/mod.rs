@@ -367,7 +367,12 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
             grace: model::Millis(0),
         },
         modes: Modes { balloon },
-        api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
+        api: ApiSpec {
+            socket: "socket".into(),
+            tcp: None,
+            token_file: None,
+            read_token_file: None,
+        },
         overload: OverloadSpec::default(),
         pool: None,
         groups: (0..)

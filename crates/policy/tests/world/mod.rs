@@ -56,7 +56,12 @@ impl GroupFixture {
                 grace: model::Millis(0),
             },
             modes: Modes { balloon: Mode::Enforce },
-            api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
+            api: ApiSpec {
+                socket: "socket".into(),
+                tcp: None,
+                token_file: None,
+                read_token_file: None,
+            },
             overload: OverloadSpec::default(),
             pool: None,
             groups: [("g".into(), group)].into(),
