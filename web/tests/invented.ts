@@ -49,8 +49,8 @@ export function tick(number: number, vms: number): Schemas['DashboardTick'] {
     const own = all.filter((vm) => vm.group === name);
     const used = own.reduce((sum, vm) => sum + (vm.used_bytes ?? 0), 0);
     const budget = own.length * { web: 500, shop: 540, ci: 800, mail: 900 }[name]! * MIB;
-    const lent = name === 'mail' ? own.length * 170 * MIB : 0;
-    const borrowed = name === 'web' ? own.length * 170 * MIB : 0;
+    const lent = name === 'mail' ? own.length * 55 * MIB : 0;
+    const borrowed = name === 'web' ? own.length * 55 * MIB : 0;
     const loan = {
       lender: 'mail',
       borrower: 'web',

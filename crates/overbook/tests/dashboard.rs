@@ -98,6 +98,30 @@ fn a_reader_gets_the_latest_tick_at_once_and_then_each() {
     assert_eq!(next()["host"]["paused"], true);
 }
 
+#[test]
+fn a_reader_that_reads_nothing_delays_no_other() {
+    let server = TestServer::start();
+    let open = || {
+        let mut stream = UnixStream::connect(&server.socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(b"GET /v1/ticks HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        BufReader::new(stream)
+    };
+    let (_silent, mut reading) = (open(), open());
+    // A socket buffer holds some 20 of these ticks.
+    for number in 1..=200 {
+        let mut tick = http_fixture::published();
+        tick.wall_ms = number;
+        server.publish(tick);
+        let wanted = format!("\"wall_ms\":{number},");
+        let mut line = String::new();
+        while !line.contains(&wanted) {
+            line.clear();
+            assert_ne!(reading.read_line(&mut line).unwrap(), 0, "tick {number} is missing");
+        }
+    }
+}
+
 /// Removes the texts of a description: they are for people, and change often.
 fn without_texts(value: &mut Value) {
     match value {
