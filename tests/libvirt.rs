@@ -107,7 +107,7 @@ fn inside(dir: &Path) {
     survives(&mut host);
     hangs(&host);
     noticed(&host);
-    released(&host);
+    released(&mut host);
     managed_and_back(&host);
     let all = DOMAINS.map(|name| virsh(&["dominfo", name])).concat();
     assert!(!all.contains("tainted"), "{all}");
@@ -209,14 +209,29 @@ fn noticed(host: &LibvirtHost) {
     assert!(left >= Bytes::mib(160), "it is left alone at {left}");
 }
 
-fn released(host: &LibvirtHost) {
-    let output = host.overbook(&["release"]);
-    assert!(output.status.success(), "{}", text(&output));
+fn released(host: &mut LibvirtHost) {
+    let release = |host: &LibvirtHost| {
+        let output = host.overbook(&["release"]);
+        assert!(output.status.success(), "{}", text(&output));
+    };
+    let period = |host: &LibvirtHost, seconds: u32| {
+        let period = format!("<stats period='{seconds}'/>");
+        host.until(&period, |_| virsh(&["dumpxml", "idle-1"]).contains(&period));
+    };
+    release(host);
     host.until("the guests have what they had", |host| {
         ["hungry", "idle-1", "idle-2"].iter().all(|name| host.actual(name) >= BASE)
     });
-    let live = virsh(&["dumpxml", "idle-1"]);
-    assert!(live.contains("<stats period='5'/>"), "{live}");
+    period(host, 5);
+
+    // The same without a daemon.
+    let resumed = host.overbook(&["resume"]);
+    assert!(resumed.status.success(), "{}", text(&resumed));
+    period(host, 1);
+    host.daemon.kill().unwrap();
+    host.daemon.wait().unwrap();
+    release(host);
+    period(host, 5);
 }
 
 fn managed_and_back(host: &LibvirtHost) {

@@ -52,8 +52,14 @@ enum LibvirtOrder {
     /// Load the shim into a domain's QEMU from its next start on, and report free pages
     ///
     /// Shows the difference first, and asks. `unmanage` undoes it exactly.
-    Manage(Edit),
-    /// Undo `manage`
+    Manage {
+        #[command(flatten)]
+        edit: Edit,
+        /// The shim
+        #[arg(long, value_name = "PATH", default_value = "/usr/lib/overbook/liboverbook_shim.so")]
+        shim: PathBuf,
+    },
+    /// Undo `manage`, and keep all other edits
     Unmanage(Edit),
 }
 
@@ -61,9 +67,6 @@ enum LibvirtOrder {
 struct Edit {
     /// The domain's name
     domain: String,
-    /// The shim
-    #[arg(long, value_name = "PATH", default_value = "/usr/lib/overbook/liboverbook_shim.so")]
-    shim: PathBuf,
     /// Write it without asking
     #[arg(long)]
     yes: bool,
@@ -74,11 +77,11 @@ fn main() -> ExitCode {
     let outcome = match &line.order {
         LibvirtOrder::Serve { socket } => serve::run(&line.connect, socket)
             .map_err(|error| format!("{}: {error}", socket.display())),
-        LibvirtOrder::Manage(Edit { domain, shim, yes }) => {
+        LibvirtOrder::Manage { edit: Edit { domain, yes }, shim } => {
             manage::manage(&line.connect, domain, shim, *yes)
         }
-        LibvirtOrder::Unmanage(Edit { domain, shim, yes }) => {
-            manage::unmanage(&line.connect, domain, shim, *yes)
+        LibvirtOrder::Unmanage(Edit { domain, yes }) => {
+            manage::unmanage(&line.connect, domain, *yes)
         }
     };
     match outcome {

@@ -36,17 +36,15 @@ const AROUND: usize = 2;
 /// The reason why nothing was changed.
 pub(crate) fn manage(uri: &str, domain: &str, shim: &Path, yes: bool) -> Result<(), String> {
     let shim = path_in_xml(shim)?;
-    let back = |xml: &str| without(xml, shim);
-    rewrite(uri, domain, yes, &|xml| with(xml, shim), Some(&back))
+    rewrite(uri, domain, yes, &|xml| with(xml, shim), Some(&without))
 }
 
 /// Undoes [`manage`].
 ///
 /// # Errors
 /// The reason why nothing was changed.
-pub(crate) fn unmanage(uri: &str, domain: &str, shim: &Path, yes: bool) -> Result<(), String> {
-    let shim = path_in_xml(shim)?;
-    rewrite(uri, domain, yes, &|xml| without(xml, shim), None)
+pub(crate) fn unmanage(uri: &str, domain: &str, yes: bool) -> Result<(), String> {
+    rewrite(uri, domain, yes, &without, None)
 }
 
 fn path_in_xml(path: &Path) -> Result<&str, String> {
@@ -83,7 +81,7 @@ fn rewrite(
     if !undoes(&after) {
         return Err(format!("{name}: this could not be undone exactly, so nothing was changed"));
     }
-    print!("{}", difference(&shown, &edit(&shown)?));
+    say(&difference(&shown, &edit(&shown)?))?;
     if !yes && !agrees()? {
         return Err("nothing was changed".to_owned());
     }
@@ -96,8 +94,12 @@ fn rewrite(
         define(&before)?;
         return Err(format!("{name}: libvirt wrote it differently, so the original is back"));
     }
-    println!("{name}: written; it takes effect when the domain is next started");
-    Ok(())
+    say(&format!("{name}: written; it takes effect when the domain is next started\n"))
+}
+
+fn say(text: &str) -> Result<(), String> {
+    let mut out = io::stdout();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| error.to_string())
 }
 
 /// Asks at the terminal; without one nothing is agreed to.
@@ -105,14 +107,10 @@ fn agrees() -> Result<bool, String> {
     if !io::stdin().is_terminal() {
         return Err("nothing was changed: say --yes to write this".to_owned());
     }
-    let ask = || {
-        print!("Write this? [y/N] ");
-        io::stdout().flush()?;
-        let mut answer = String::new();
-        io::stdin().read_line(&mut answer)?;
-        Ok(matches!(answer.trim(), "y" | "yes"))
-    };
-    ask().map_err(|error: io::Error| error.to_string())
+    say("Write this? [y/N] ")?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(|error| error.to_string())?;
+    Ok(matches!(answer.trim(), "y" | "yes"))
 }
 
 fn difference(before: &str, after: &str) -> String {
@@ -164,7 +162,9 @@ fn with(xml: &str, shim: &str) -> Result<String, String> {
         }
     }
     let was = was.map_or("absent", |reporting| reporting.value());
-    let mark = format!("<overbook:managed xmlns:overbook=\"{MARK}\" reporting=\"{was}\"/>");
+    let mark = format!(
+        "<overbook:managed xmlns:overbook=\"{MARK}\" reporting=\"{was}\" shim=\"{shim}\"/>"
+    );
     match child(domain, "metadata") {
         Some(metadata) => {
             let last = metadata.last_element_child().ok_or("its metadata is empty")?;
@@ -200,10 +200,11 @@ fn with(xml: &str, shim: &str) -> Result<String, String> {
 }
 
 /// The description without what [`with`] has added.
-fn without(xml: &str, shim: &str) -> Result<String, String> {
+fn without(xml: &str) -> Result<String, String> {
     let document = parse(xml)?;
     let domain = document.root_element();
     let mark = mark_in(domain).ok_or("`overbook libvirt manage` has not changed it")?;
+    let shim = mark.attribute("shim").ok_or("its mark does not name the shim")?;
     let mut splices = Splices::default();
     let metadata = mark.parent().ok_or("its mark stands nowhere")?;
     let is_alone = metadata.children().filter(Node::is_element).count() == 1;
@@ -320,7 +321,7 @@ mod tests {
                     let before = domain(metadata, balloon, commandline);
                     let after = with(&before, SHIM).unwrap();
                     assert!(after.contains(SHIM) && after.contains("freePageReporting='on'"));
-                    assert_eq!(without(&after, SHIM).unwrap(), before, "of {after}");
+                    assert_eq!(without(&after).unwrap(), before, "of {after}");
                     assert_eq!(with(&after, SHIM).unwrap_err(), "it is managed already");
                 }
             }
@@ -331,7 +332,7 @@ mod tests {
     fn an_edit_of_the_operator_in_between_stays() {
         let after = with(&domain("", "model='virtio'", ""), SHIM).unwrap();
         let edited = after.replace("262144", "524288");
-        let back = without(&edited, SHIM).unwrap();
+        let back = without(&edited).unwrap();
         assert_eq!(back, domain("", "model='virtio'", "").replace("262144", "524288"));
     }
 
@@ -348,7 +349,7 @@ mod tests {
     fn a_domain_that_cannot_be_managed_is_told_why() {
         let none = "<domain><name>a</name><devices/></domain>";
         assert_eq!(with(none, SHIM).unwrap_err(), "it has no virtio memballoon");
-        assert!(without(none, SHIM).unwrap_err().contains("has not changed it"));
+        assert!(without(none).unwrap_err().contains("has not changed it"));
         assert!(path_in_xml(Path::new("/a b")).is_err());
     }
 }
