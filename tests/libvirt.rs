@@ -133,7 +133,7 @@ fn found_and_limited(host: &LibvirtHost) {
 
 fn balanced(host: &LibvirtHost) {
     host.until("the hungry guest has more than its base", |host| {
-        host.actual("hungry") > BASE.plus(Bytes::mib(16))
+        host.actual("hungry") > BASE.plus(Bytes::mib(8))
     });
     host.until("idle guests have less", |host| {
         ["idle-1", "idle-2", "idle-3"].iter().any(|name| host.actual(name) < BASE)
@@ -350,7 +350,7 @@ fn configuration(dir: &Path) -> String {
     format!(
         "[host]\nqmp = [\"{dir}/none/*.sock\"]\nstate = \"{dir}/run/state\"\nattach = \"on\"\n\n\
          [mode]\nballoon = \"enforce\"\n\n[api]\nsocket = \"{dir}/run/overbook.sock\"\n\n\
-         [group.shop]\nvms = [\"idle-*\"]\nbudget = \"420 MiB\"\ntracking = \"off\"\n\
+         [group.shop]\nvms = [\"idle-*\"]\nbudget = \"450 MiB\"\ntracking = \"off\"\n\
          attach = \"off\"\n{swap}"
     )
 }
