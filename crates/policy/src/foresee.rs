@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use model::{Action, Bytes, HostView, Means, Millis, Mode, Reading, Reason, VmName, VmView};
 
-use crate::{Case, tick, tuning};
+use crate::{Case, grace::Grace, tick, tuning};
 
 /// The length of the simulated time.
 const HORIZON: Millis = Millis::secs(120);
@@ -38,7 +38,7 @@ impl Case {
         }
         let Self { now: began, mut spec, mut view, mut memory } = self.clone();
         spec.host.grace = Millis(0);
-        memory.forget_grace();
+        memory.grace = Grace::default();
         memory.paused = false;
         let mut passed = Millis(0);
         while passed < HORIZON {

@@ -43,6 +43,7 @@ pub mod cluster;
 mod cold;
 pub mod excess;
 mod foresee;
+mod grace;
 mod group;
 mod guard;
 pub mod handover;

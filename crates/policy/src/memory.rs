@@ -12,8 +12,8 @@ use model::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::Allocation, lending, overload, reprovision::balance::worth::Curves, tuning,
-    withheld::Withheld,
+    allocation::Allocation, grace::Grace, lending, overload, reprovision::balance::worth::Curves,
+    tuning, withheld::Withheld,
 };
 
 /// All state.
@@ -21,9 +21,8 @@ use crate::{
 pub struct Memory {
     /// Set by `overbook pause`: nothing is changed.
     pub paused: bool,
-    /// Until when nothing is taken, because the operator has just changed the configuration.
-    #[serde(default)]
-    grace_until: Option<Time>,
+    #[serde(default, rename = "grace_until")]
+    pub(crate) grace: Grace,
     pub(crate) vms: BTreeMap<VmName, VmMemory>,
     /// The last time at which a VM of the group was short of memory that the group did not have,
     /// or the time when the group was first seen.
@@ -53,22 +52,7 @@ impl Memory {
     /// Starts a time of grace after the operator has changed the configuration or resumed:
     /// nothing is taken, unless the host runs short.
     pub fn begin_grace(&mut self, grace: Millis, now: Time) {
-        self.grace_until = Some(now.after(grace));
-    }
-
-    /// Ends the time of grace.
-    pub(crate) fn forget_grace(&mut self) {
-        self.grace_until = None;
-    }
-
-    /// Why nothing is taken from any VM yet.
-    pub(crate) fn grace(&mut self, now: Time) -> Option<Reason> {
-        let left = self.grace_until?.since(now);
-        if left == Millis(0) {
-            self.grace_until = None;
-            return None;
-        }
-        Some(Reason::Grace { left })
+        self.grace = Grace::from_now(grace, now);
     }
 }
 
@@ -329,12 +313,6 @@ impl VmMemory {
         if let Some(asked) = &mut self.asked {
             asked.reached |= resident <= asked.target.plus(tuning::tolerance(ram));
         }
-    }
-
-    /// Why nothing is taken from the VM yet: it was found less than `grace` ago.
-    pub(crate) fn grace(&self, grace: Millis, now: Time) -> Option<Reason> {
-        let left = self.seen_at.after(grace).since(now);
-        (left > Millis(0)).then_some(Reason::NewVm { left })
     }
 
     /// Whether the guest has used swap since it booted.

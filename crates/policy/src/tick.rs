@@ -13,6 +13,7 @@ use model::{
 use crate::{
     Memory, Rules, cache,
     ceilings::Ceilings,
+    grace,
     group::Group,
     headroom::Headroom,
     ledger,
@@ -131,7 +132,7 @@ fn assemble<'a>(
     now: Time,
 ) -> BTreeMap<GroupName, Group<'a>> {
     let mut remembered = std::mem::take(&mut memory.vms);
-    let grace = memory.grace(now);
+    let no_takes = memory.grace.refusal(now);
     let swap_cost = view.host.map_or(0.0, |host| host.value.swap_cost);
     let host_total = view.host.map_or(Bytes(u64::MAX), |host| host.value.total);
     let mut members: BTreeMap<&GroupName, Vec<GroupVm>> = BTreeMap::new();
@@ -151,7 +152,9 @@ fn assemble<'a>(
             Terms { limits, spec: own, pages_out: group_spec.cold.is_on(), swap_cost, host_total };
         let mut member = GroupVm::assess(name, vm, terms, known, rules, now);
         if spec.modes.balloon == Mode::Enforce {
-            member.spared = grace.clone().or_else(|| member.memory.grace(spec.host.grace, now));
+            member.spared = no_takes
+                .clone()
+                .or_else(|| grace::of_new_vm(member.memory.seen_at, spec.host.grace, now));
         }
         if group_spec.policy != Policy::Balance {
             member.memory.forget_balance();
