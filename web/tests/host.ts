@@ -54,7 +54,7 @@ base = "64MiB"
 export class Host {
   #children: ChildProcess[] = [];
   // A VM is of a group if its socket lies in the group's directory, and only root may write there.
-  #dir = mkdtempSync('/run/overbook-dashboard-');
+  #dir = '';
   #forward?: Server;
   /** The address of its TCP listener. */
   url = '';
@@ -62,12 +62,16 @@ export class Host {
   forwarded = '';
 
   static async start(): Promise<Host> {
+    if (process.getuid!() !== 0) {
+      throw new Error('run this as root: only in directories of root does the daemon believe in a group');
+    }
     const host = new Host();
     await host.#start();
     return host;
   }
 
   async #start(): Promise<void> {
+    this.#dir = mkdtempSync('/run/overbook-dashboard-');
     const qemu = join(this.#dir, 'qemu-system-x86_64');
     copyFileSync(join(BIN, 'examples/scripted_qemu'), qemu);
     chmodSync(qemu, 0o755);

@@ -29,7 +29,10 @@ export async function expectAccessible(page: Page): Promise<void> {
   // Given as an expression, which the Content-Security-Policy of the page does not concern.
   await page.evaluate(`${axe}; undefined`);
   const found = await page.evaluate(async () => {
-    const { violations } = await (globalThis as any).axe.run();
+    const { passes, violations } = await (globalThis as any).axe.run();
+    if (passes.length < 10) {
+      throw new Error(`axe has checked ${passes.length} rules only`);
+    }
     return violations.map((one: any) => [one.id, one.nodes.map((node: any) => node.html)]);
   });
   expect(found).toEqual([]);

@@ -43,7 +43,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed `accept`, for example when no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves the unix socket: a client that may open the file may do everything.
+/// Serves the unix socket: a client that may open the file may do everything; a browser only reads.
 pub(super) async fn serve_unix(listener: UnixListener, router: Router) {
     let router = router.layer(middleware::from_fn(dashboard::serve));
     let router = router.layer(middleware::from_fn(dashboard::admit));
