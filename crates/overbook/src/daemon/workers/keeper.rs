@@ -2,8 +2,9 @@
 //!
 //! The task owns the process and its pipes. Orders come over a watch channel (only the newest
 //! counts). Reports and the worker's state go into a mutex that the loop copies from. A worker
-//! that ends by itself is restarted after a pause that doubles. A worker without work is ended by
-//! closing its standard input; it then gives everything back.
+//! that ends by itself is restarted after a pause that doubles. A worker without work gets empty
+//! orders, gives everything back, and ends when its standard input is closed. When the daemon ends,
+//! only the input is closed: shared and paged-out memory stays as it is.
 
 use std::collections::BTreeMap;
 use std::io;
