@@ -29,8 +29,10 @@ fn until_touched(stage: &Stage) {
     stage.until("hungry has more and idle has less", |stage| {
         stage.balloon("hungry") > BASE && stage.balloon("idle") <= LESS
     });
+    stage.until("both are polled", |stage| {
+        GUESTS.map(|guest| stage.polling_s(guest)) == [1, 1]
+    });
     assert_eq!(stage.undo().len(), 2);
-    assert_eq!(GUESTS.map(|guest| stage.polling_s(guest)), [1, 1]);
 }
 
 fn until_put_back(stage: &Stage) {
