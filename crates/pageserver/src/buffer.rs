@@ -67,8 +67,8 @@ impl ReceiveBuffer {
 }
 
 impl Incoming {
-    /// Charges the memory of payloads in use to `budget`, but for the first buffer. Payloads have
-    /// at most one piece of the budget.
+    /// Charges the memory of payloads in use to `budget`, except the first buffer. No payload is
+    /// longer than a piece of the budget.
     pub(crate) fn charge_to(&mut self, budget: &Arc<Budget>) {
         let free = USUAL.max(budget.piece() + FIRST);
         self.charge = Some(BudgetCharge::new(budget.clone(), free));
