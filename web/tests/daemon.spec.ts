@@ -13,7 +13,6 @@ test.beforeAll(async () => {
   const lost = ({ text }: { text: string }) => text.includes('target lowered');
   await host.until('/v1/vms/web-3', (vm) => vm.last_change && lost(vm.last_change));
   await host.until('/v1/groups/shop', (group) => group.deficit_bytes > 0);
-  await host.until('/v1/groups/web', (group) => group.deficit_bytes === 0);
   await host.until('/v1/capacity', (capacity) => capacity.fit_vms > 0);
 });
 
@@ -65,7 +64,8 @@ test('how many more fit?', async ({ page }) => {
 
 test('which group is over its budget?', async ({ page }) => {
   await signedIn(page);
-  const tile = page.getByRole('link', { name: /shop\s*over budget/ });
+  // The greatest deficit comes first. The policy leaves `web` one that is smaller than its steps.
+  const tile = page.getByRole('link', { name: /^shop.*over budget/ });
   await expect(tile).toBeVisible();
   await tile.click();
   await expect(page.getByRole('complementary')).toContainText('over its budget of 96 MiB by');
