@@ -29,9 +29,7 @@ fn until_touched(stage: &Stage) {
     stage.until("hungry has more and idle has less", |stage| {
         stage.balloon("hungry") > BASE && stage.balloon("idle") <= LESS
     });
-    stage.until("both are polled", |stage| {
-        GUESTS.map(|guest| stage.polling_s(guest)) == [1, 1]
-    });
+    stage.until("both are polled", |stage| GUESTS.map(|guest| stage.polling_s(guest)) == [1, 1]);
     assert_eq!(stage.undo().len(), 2);
 }
 

@@ -222,7 +222,7 @@ fn a_stop_releases_and_a_restart_does_not() {
     let first = systemd.main_pid(unit);
     systemd.must(&["restart", unit]);
     let log = systemd.log();
-    assert!(log.contains(&format!("{unit} is being restarted: balloon sizes")), "{log}");
+    assert!(log.contains(&format!("{unit} is being restarted: every guest")), "{log}");
     assert!(!log.contains("nothing to release"), "{log}");
     assert_ne!(systemd.main_pid(unit), first);
     systemd.must(&["stop", unit]);
