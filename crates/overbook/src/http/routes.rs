@@ -266,6 +266,7 @@ struct HistoryParams {
     #[param(maximum = 9_007_199_254_740_991_i64)]
     since_wall_ms: Option<u64>,
     /// Rows before this time, in milliseconds since the Unix epoch; all rows by default.
+    #[param(maximum = 9_007_199_254_740_991_i64)]
     until_wall_ms: Option<u64>,
     /// The newest rows, at most this many; 1000 without it.
     #[param(maximum = 10_000)]
