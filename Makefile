@@ -10,11 +10,18 @@ BIN := $(TARGET)/release
 PAGES := $(BIN)/packaging
 TRIPLE := x86_64-unknown-linux-gnu
 TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/overbook/tools
+# Tests list here what they could not run. A list of an earlier run is no part of this one's.
+export OVERBOOK_SKIPPED := $(TARGET)/skipped
 # The client of etcd is built from its protocol's description.
 export PROTOC := $(TOOLS)/bin/protoc
 MDBOOK_VERSION := 0.5.4
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
+# No directory of the machine that builds stands in a program.
+CARGO_HOME ?= $(HOME)/.cargo
+REMAPPED := $(CURDIR)=/overbook $(TARGET)=/target $(CARGO_HOME)=/cargo
+RELEASE_RUSTFLAGS := $(addprefix --remap-path-prefix=,$(REMAPPED))
+RELEASE := CFLAGS="$(CFLAGS) $(addprefix -ffile-prefix-map=,$(REMAPPED))" RUSTFLAGS="$(RUSTFLAGS) $(RELEASE_RUSTFLAGS)" $(CARGO)
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 INSTALL := $(ROOT) env DEBIAN_FRONTEND=noninteractive apt-get -qy --no-install-recommends install
 LIBVIRTD := libvirt-daemon-system libvirt-clients
@@ -30,7 +37,7 @@ NODE_IS_THERE := command -v npm >/dev/null && node -e \
 NODE_MISSING := the dashboard needs Node.js 20.19 or 22.12 and npm \
 	(Debian 13: apt install nodejs npm; before: https://nodejs.org)
 
-.PHONY: help demo test build web guest libvirt libvirt-dev libvirtd lint unit api-test promtool loom e2e web-test chromium docs audit advisories experiments bench deb clean
+.PHONY: help demo test build older web guest libvirt libvirt-dev libvirtd lint unit api-test promtool loom fuzz e2e web-test chromium docs audit advisories experiments claims bench deb package-test upgrade-test lintian clean no-skips
 
 help: ## This list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,13 +45,25 @@ help: ## This list
 demo: build ## Six real guests in two groups, without Overbook and with it
 	$(BIN)/overbook lab run quickstart
 
-test: lint unit api-test e2e web-test docs audit ## Everything that CI runs
+test: no-skips lint unit api-test e2e web-test docs audit ## Everything that CI runs
+	@if test -s $(OVERBOOK_SKIPPED); then echo "Not run on this machine:"; sort -u $(OVERBOOK_SKIPPED); \
+		else echo "No test was skipped."; fi
+
+no-skips:
+	@rm -f $(OVERBOOK_SKIPPED)
 
 build: guest web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
-	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
+	$(RELEASE) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
+
+# Unoptimised, next to the others: for the test of upgrades. It shares all crates but those above the
+# protocol with the tests' own build.
+older: $(PROTOC) ## Daemon, worker and shim that speak the version of the protocol before
+	$(CARGO) build --locked -p overbook -p overbook-shim -p overbook-protocol --features overbook-protocol/older
+	mkdir -p $(BIN)/older
+	install -m 755 $(TARGET)/debug/overbook $(TARGET)/debug/liboverbook_shim.so $(BIN)/older/
 
 libvirt: libvirt-dev ## overbook-libvirt, optimised
-	$(CARGO) build --locked --release -p overbook-libvirt
+	$(RELEASE) build --locked --release -p overbook-libvirt
 
 # Without Node.js the program is built all the same; its page says how to build the dashboard.
 web: ## The dashboard's files, in web/dist/site
@@ -59,7 +78,7 @@ $(NODE_MODULES): web/package.json web/package-lock.json
 
 # Static, so that it runs in a guest that holds nothing else.
 guest: ## The workload program that runs inside lab guests
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static" \
+	RUSTFLAGS="$(RUSTFLAGS) $(RELEASE_RUSTFLAGS) -C target-feature=+crt-static" \
 		$(CARGO) build --locked --release -p overbook-guest --target $(TRIPLE)
 	mkdir -p $(BIN)
 	install -m 755 $(TARGET)/$(TRIPLE)/release/overbook-guest $(BIN)/overbook-guest
@@ -84,12 +103,37 @@ loom: ## The ring between shim and worker, in every interleaving of its two ends
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom \
 		-p overbook-protocol --test loom
 
+# libFuzzer with the workspace's own compiler: these flags count the branches that an input reaches,
+# and random bytes alone reach few. The corpus stays for the next time.
+FUZZ_S ?= 300
+FUZZ := $(TARGET)/fuzz
+COUNTS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares
+
+fuzz: ## Each fuzz target for FUZZ_S (300) seconds, with its corpus
+	for crate in pages pageserver; do \
+		(cd crates/$$crate/fuzz && cp ../../../Cargo.lock . && \
+			RUSTFLAGS="$(COUNTS)" $(CARGO) build --release --target $(TRIPLE) --target-dir $(FUZZ)); \
+		for source in crates/$$crate/fuzz/*.rs; do \
+			target=$$(basename $$source .rs) corpus=$(FUZZ)/corpus/$$target; \
+			kept=crates/$$crate/tests/fuzzed/corpus/$$target; \
+			mkdir -p $$corpus $(FUZZ)/found; \
+			echo "fuzz: $$target, $(FUZZ_S) s"; \
+			$(FUZZ)/$(TRIPLE)/release/$$target -max_total_time=$(FUZZ_S) -verbosity=0 -print_final_stats=1 \
+				-artifact_prefix=$(FUZZ)/found/$$target- $$corpus $$(test ! -d $$kept || echo $$kept); \
+		done; \
+	done
+
 e2e: build libvirt libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
+upgrade-test: build older $(PROTOC) ## Twenty restarts and upgrades under load, with real guests
+	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-tests --test upgrade -- --ignored
+
 web-test: build chromium ## The dashboard in Chromium, with a real daemon; as root
 	@$(NODE_IS_THERE) || { echo "web-test: $(NODE_MISSING)" >&2; exit 1; }
-	$(CARGO) build --locked --release -p overbook --example scripted_qemu
+	$(RELEASE) build --locked --release -p overbook --example scripted_qemu
 	cd web && OVERBOOK_BIN=$(BIN) npm test --silent
 
 chromium:
@@ -111,18 +155,24 @@ advisories: $(TOOLS)/bin/cargo-deny ## Known faults of dependencies; needs the n
 	$(TOOLS)/bin/cargo-deny --locked --offline check advisories
 
 experiments: build ## Beside these, a shim with the paper's hot set: for meb-overhead and meb-imt
-	$(CARGO) build --locked --release -p overbook-shim --features hot-set --target-dir $(TARGET)/hot-set
+	$(RELEASE) build --locked --release -p overbook-shim --features hot-set --target-dir $(TARGET)/hot-set
 	install -m 755 $(TARGET)/hot-set/release/liboverbook_shim.so $(BIN)/liboverbook_shim_hot_set.so
 
+claims: $(PROTOC) ## CLAIMS.md and docs/src/papers.md, from the claims in the code and the records in results
+	$(CARGO) run --locked --release -p overbook-lab --bin overbook-lab -- claims
+
 bench: ## Benchmarks; figures stand in CLAIMS.md
-	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
+	$(RELEASE) bench --locked -p overbook-sim -p overbook-pages
 
 deb: build libvirt $(TOOLS)/bin/cargo-deb ## Debian packages: Overbook, its lab, its libvirt part, and symbols
 	@test -e $(SITE) || { echo "deb: $(NODE_MISSING)" >&2; exit 1; }
-	rm -rf $(PAGES)
-	mkdir -p $(PAGES)/man $(PAGES)/completions
+	rm -rf $(PAGES) $(TARGET)/debian
+	mkdir -p $(PAGES)/{man,lab,libvirt,completions}
 	$(BIN)/overbook man $(PAGES)/man
-	gzip -9n $(PAGES)/man/*.1
+	rm $(PAGES)/man/overbook-{lab,libvirt}.8
+	cp packaging/man/overbook-{guest.1,lab.8} $(PAGES)/lab
+	cp packaging/man/overbook-libvirt.8 $(PAGES)/libvirt
+	gzip -9n $(PAGES)/*/*.[158]
 	for shell in bash zsh fish; do \
 		$(BIN)/overbook completions $$shell > $(PAGES)/completions/overbook.$$shell; \
 	done
@@ -130,12 +180,23 @@ deb: build libvirt $(TOOLS)/bin/cargo-deb ## Debian packages: Overbook, its lab,
 		$(TOOLS)/bin/cargo-deb -p $$package --no-build --locked; \
 	done
 
+# Apart from `test`, for it waits for the minute in which nothing is taken, and builds the packages.
+package-test: deb lintian $(PROTOC) ## The packages: lintian, and a clean Debian with systemd from the installation to the purge; as root
+	lintian --fail-on error,warning $(TARGET)/debian/*.deb
+	OVERBOOK_DEB=$$(echo $(TARGET)/debian/overbook_*.deb) OVERBOOK_BIN=$(BIN) \
+		$(CARGO) test --locked -p overbook-tests --test package -- --ignored
+
+lintian:
+	@command -v lintian >/dev/null || { $(INSTALL) lintian || \
+		{ $(ROOT) apt-get -q update && $(INSTALL) lintian; }; }
+
 # Installed by the distribution's package; only overbook-libvirt links it.
 libvirt-dev:
 	@pkg-config --exists libvirt || { $(INSTALL) libvirt-dev pkg-config || \
 		{ $(ROOT) apt-get -q update && $(INSTALL) libvirt-dev pkg-config; }; }
 
-# For its test, which hides the host's own libvirt and starts another one.
+# For its test, which hides the host's own libvirt and starts another one. The test itself unpacks
+# a newer libvirt into the lab's cache.
 libvirtd:
 	@test -x /usr/sbin/libvirtd || { $(INSTALL) $(LIBVIRTD) || \
 		{ $(ROOT) apt-get -q update && $(INSTALL) $(LIBVIRTD); }; }

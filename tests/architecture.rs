@@ -13,6 +13,12 @@ use std::{
 /// Crates that need none of the workspace, and that none needs.
 const APART: [&str; 3] = ["stand-in", "tracer", "guest"];
 
+/// Crates that nothing links: QEMU loads two of them, and one is a process of its own.
+const LINKED_BY_NONE: [&str; 3] = ["shim", "tracer", "libvirt"];
+
+/// The crate that the tests of any other may need.
+const FOR_TESTS: &str = "requires";
+
 /// Packages that a crate must not need, not even through others.
 const BARRED: [(&str, &[&str]); 7] = [
     ("policy", &["overbook-sys", "tokio"]),
@@ -127,13 +133,35 @@ fn crates_need_only_those_above_them() {
     assert_eq!(told, own, "the crates that ARCHITECTURE.md names, and those that there are");
     for package in metadata.workspace_packages() {
         let name = short(&package.name);
-        for other in package.dependencies.iter().map(|dependency| short(&dependency.name)) {
-            if !own.contains(other) {
+        for dependency in &package.dependencies {
+            let other = short(&dependency.name);
+            let is_for_tests = dependency.kind == cargo_metadata::DependencyKind::Development
+                && other == FOR_TESTS;
+            if !own.contains(other) || is_for_tests {
                 continue;
             }
             let is_below = place.get(other).zip(place.get(name)).is_some_and(|(a, b)| a < b);
             assert!(is_below, "{name} must not need {other}");
         }
+    }
+}
+
+/// The crate among these dependencies that nothing may link.
+fn links_the_loaded<'a>(dependencies: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    dependencies.into_iter().find(|name| LINKED_BY_NONE.contains(&short(name)))
+}
+
+#[test]
+fn nothing_links_the_shim_the_tracer_or_libvirts_process() {
+    let metadata = metadata();
+    let packages = metadata.workspace_packages();
+    for name in LINKED_BY_NONE {
+        assert!(packages.iter().any(|package| short(&package.name) == name), "no crate {name}");
+    }
+    for package in packages {
+        let dependencies = package.dependencies.iter().map(|dependency| dependency.name.as_str());
+        let linked = links_the_loaded(dependencies);
+        assert_eq!(linked, None, "{} must not need it, not even for tests", package.name);
     }
 }
 
@@ -260,6 +288,8 @@ fn the_checks_can_fail() {
     );
     assert_eq!(names_outside_world("use std::fs;"), Some("std::fs"));
     assert_eq!(names_outside_world("// like std::fs"), None);
+    assert_eq!(links_the_loaded(["overbook-sys", "overbook-shim"]), Some("overbook-shim"));
+    assert_eq!(links_the_loaded(["overbook-sys", "virt"]), None);
     assert!(has_unsafe("let x = unsafe { y };"));
     assert!(!has_unsafe("#![forbid(unsafe_code)]"));
 }

@@ -7,7 +7,7 @@ use lab::daemon::OUTSIDE;
 use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
 use model::{Bytes, Mode};
-use overbook_tests::{MAX, Stage, skip};
+use overbook_tests::{MAX, Requirement, Stage, requires};
 use sys::memory_of::Counters;
 
 /// The array that the guest works on.
@@ -31,10 +31,7 @@ fn until_known(stage: &Stage) {
 
 #[test]
 fn a_guest_with_nothing_loaded_into_its_qemu_shows_its_working_set_and_loses_no_byte() {
-    let zram = match Zram::new(Bytes::mib(512)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(512))) else { return };
     let guest = |name, workload| MachineSpec {
         small_pages: true,
         ..MachineSpec::new(name, "shop", MAX, MAX, workload)
@@ -70,10 +67,7 @@ fn begin_without_sockets(stage: &mut Stage) {
 
 #[test]
 fn guests_that_run_already_are_found_by_their_processes_and_show_their_working_sets() {
-    let zram = match Zram::new(Bytes::mib(512)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(512))) else { return };
     let guest = |name, small_pages, workload| MachineSpec {
         small_pages,
         ..MachineSpec::new(name, OUTSIDE, MAX, MAX, workload)
@@ -113,10 +107,7 @@ fn huge_pages(stage: &Stage, name: &str) -> Bytes {
 
 #[test]
 fn what_a_guest_does_not_touch_is_paged_out_from_outside_and_comes_back() {
-    let zram = match Zram::new(Bytes::mib(1024)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(1024))) else { return };
     // The guest fills its memory, and then touches little of it.
     let guest = |name, small_pages| MachineSpec {
         small_pages,
@@ -152,10 +143,7 @@ fn what_a_guest_does_not_touch_is_paged_out_from_outside_and_comes_back() {
 
 #[test]
 fn a_group_that_wants_no_vm_looked_at_from_outside_is_left_alone() {
-    let zram = match Zram::new(Bytes::mib(64)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(64))) else { return };
     let guest = MachineSpec::new("plain", "shop", MAX, MAX, "random-array --mb 60");
     let Some(stage) = Stage::start(Mode::Observe, &[guest]) else { return };
     stage.configure(&[("cold = \"off\"", "cold = \"off\"\nattach = \"off\"")]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lab::MachineSpec;
 use lab::memory_group::MemoryGroup;
 use model::{Bytes, Mode, VmName};
-use overbook_tests::{BASE, MAX, Stage, hungry, idle, skip};
+use overbook_tests::{BASE, MAX, Requirement, Stage, hungry, idle, requires};
 
 /// Memory between base and the limit, without the margin: less than the group can hand out
 /// without taking from the other VM.
@@ -28,9 +28,8 @@ fn is_refused(stage: &Stage) -> bool {
 
 #[test]
 fn grants_stop_below_the_limit_of_qemus_cgroup_and_the_limit_is_shown() {
-    let group = match MemoryGroup::new("limit") {
-        Ok(group) => group,
-        Err(error) => return skip(&error.to_string()),
+    let Some(group) = requires(Requirement::MemoryCgroup, MemoryGroup::new("limit")) else {
+        return;
     };
     group.keep_from_swap().unwrap();
     let cgroup = Some(group.dir().to_owned());

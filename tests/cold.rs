@@ -5,7 +5,7 @@
 use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
 use model::{Bytes, Mode};
-use overbook_tests::{MAX, Stage, skip};
+use overbook_tests::{MAX, Requirement, Stage, requires};
 use sys::memory_of::Counters;
 
 /// Part of the memory that the guest hardly touches.
@@ -18,10 +18,7 @@ fn out(stage: &Stage) -> Bytes {
 
 #[test]
 fn what_a_guest_does_not_touch_is_paged_out_when_the_host_is_short_and_no_byte_is_lost() {
-    let zram = match Zram::new(Bytes::mib(512)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(512))) else { return };
     // The guest touches each page once in half a minute.
     let guest = MachineSpec {
         shim: true,

@@ -10,7 +10,7 @@ use lab::debian::{self, Debian};
 use lab::merger::Merger;
 use lab::{Lab, MachineSpec};
 use model::Bytes;
-use overbook_tests::{provisions, skip, take_turn};
+use overbook_tests::{Requirement, provisions, requires, take_turn};
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// Part of the page cache of four guests that read the same files, and of their kernels: some 66
@@ -20,9 +20,9 @@ const ENOUGH: u64 = 30 << 20;
 #[test]
 fn real_programs_work_and_are_what_was_packaged_while_their_pages_are_merged() {
     let (Some(_turn), Some(with)) = (take_turn(), provisions()) else { return };
-    let debian = match Debian::provide(&Cache::open().unwrap()) {
-        Ok(debian) => debian,
-        Err(error) => return skip(&error.to_string()),
+    let Some(debian) = requires(Requirement::Packages, Debian::provide(&Cache::open().unwrap()))
+    else {
+        return;
     };
     assert!(debian.tree.join("usr/sbin/nginx").is_file());
     let guest = |name: &str, mb: u32, workload: &str| {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use overbook_tests::{program, skip, take_turn, text};
+use overbook_tests::{Requirement, ensure, program, requires, take_turn, text};
 use sys::process::{Spawn, children_of};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -86,6 +86,18 @@ fn a_swap_file_is_its_owners_alone() {
 }
 
 #[test]
+fn a_directory_that_is_not_there_is_named_by_check_and_by_the_disks() {
+    let Some(_turn) = take_turn() else { return };
+    let host = DiskHost::new("nowhere/swap", "1MiB");
+    let (said, code) = host.check();
+    let nowhere = host.path("nowhere").display().to_string();
+    assert_eq!((code, said.contains("ok:")), (Some(1), false), "{said}");
+    assert!(said.contains(&nowhere) && said.contains("it cannot be served"), "{said}");
+    let served = host.overbook(&["disks", "web"]);
+    assert!(!served.status.success() && text(&served).contains(&nowhere), "{}", text(&served));
+}
+
+#[test]
 fn no_other_user_leads_the_path_of_a_disk_elsewhere() {
     let Some(_turn) = take_turn() else { return };
     let host = DiskHost::new("vm/swap", "1MiB");
@@ -94,10 +106,9 @@ fn no_other_user_leads_the_path_of_a_disk_elsewhere() {
     fs::create_dir(host.path("vm")).unwrap();
     let (said, code) = host.check();
     assert!(code == Some(0) && !said.contains("disk swap"), "{said}");
-    if chown(host.path("vm"), Some(NOBODY), None).is_err() {
-        skip("only root can give a directory away");
+    let Some(()) = requires(Requirement::Root, chown(host.path("vm"), Some(NOBODY), None)) else {
         return;
-    }
+    };
     let secret = host.path("secret");
     fs::write(&secret, "root's own").unwrap();
     symlink(&secret, host.path("vm/swap")).unwrap();
@@ -137,10 +148,8 @@ fn a_disk_that_is_larger_than_the_room_for_it_is_refused_and_leaves_nothing() {
     unshare.arg(program().get_program()).arg(host.path("overbook.toml"));
     let output = unshare.output().unwrap();
     let said = text(&output);
-    if output.status.code() == Some(77) || said.contains("unshare failed") {
-        skip("a mount namespace needs root");
-        return;
-    }
+    let is_mounted = output.status.code() != Some(77) && !said.contains("unshare failed");
+    let Some(()) = requires(Requirement::MountNamespace, ensure(is_mounted, &said)) else { return };
     assert!(output.status.success(), "{said}{:?}", output.status);
     let why = "`size` 1 GiB takes 1 GiB more of the file system of";
     assert_eq!(said.matches(why).count(), 4, "{said}");
@@ -154,10 +163,9 @@ fn a_disk_that_is_larger_than_the_room_for_it_is_refused_and_leaves_nothing() {
 fn what_serves_a_disk_is_in_no_core_dump() {
     let Some(_turn) = take_turn() else { return };
     let host = DiskHost::new("swap", "1MiB");
-    if chown(host.path(""), Some(NOBODY), None).is_err() {
-        skip("only root can start a program as another user");
+    let Some(()) = requires(Requirement::Root, chown(host.path(""), Some(NOBODY), None)) else {
         return;
-    }
+    };
     fs::set_permissions(host.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = host.path("overbook");
     fs::copy(program().get_program(), &copy).unwrap();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use lab::cache::Cache;
 use lab::command;
 use lab::qemu::Qemu;
-use overbook_tests::{overbook, skip, take_turn, text};
+use overbook_tests::{Requirement, overbook, requires, take_turn, text};
 use serde_json::Value;
 use sys::process::{Child, Spawn};
 
@@ -134,13 +134,8 @@ fn greets(socket: &Path) -> bool {
 #[test]
 fn real_qemus_that_are_broken_in_one_way_each_are_listed_at_once_with_the_right_reason() {
     let Some(_turn) = take_turn() else { return };
-    let qemu = match Cache::open()
-        .map_err(|it| it.to_string())
-        .and_then(|cache| Qemu::provide(&cache).map_err(|it| it.to_string()))
-    {
-        Ok(qemu) => qemu,
-        Err(error) => return skip(&error),
-    };
+    let qemu = Qemu::provide(&Cache::open().unwrap());
+    let Some(qemu) = requires(Requirement::Packages, qemu) else { return };
     let mut qemus = Qemus::new(qemu);
     std::fs::write(qemus.at("qmp/plain.sock"), "").unwrap();
     drop(UnixListener::bind(qemus.at("qmp/stale.sock")).unwrap());

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
 use model::{Bytes, Mode};
-use overbook_tests::{MAX, Stage, skip};
+use overbook_tests::{MAX, Requirement, Stage, requires};
 use sys::memory_of::Counters;
 
 /// Everything that QEMU's `-sandbox` can deny.
@@ -169,10 +169,7 @@ fn until_rightly_dumped(stage: &Stage) {
 
 #[test]
 fn a_qemu_that_denies_itself_everything_is_managed_and_no_core_dump_holds_guests_pages() {
-    let zram = match Zram::new(Bytes::mib(512)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(512))) else { return };
     // The guests touch each page once in half a minute, and free half of them again and again.
     let workload = "verify --mb 120 --rate 4 --breathe 15";
     let guest = |name: &str, dump: &str| MachineSpec {

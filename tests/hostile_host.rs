@@ -21,7 +21,7 @@ use model::spec::PoolSpec;
 use model::{Bytes, HostName, VmName};
 use overbook::pki::{self, CertificateRequest};
 use overbook::pool;
-use overbook_tests::{program, skip, take_turn};
+use overbook_tests::{Requirement, program, requires, take_turn};
 use policy::handover::{SourceStep, TargetStep};
 use sys::process::{Child, Identity as Process, Signal, Spawn};
 use tokio::runtime::Runtime;
@@ -52,6 +52,7 @@ async fn store(endpoints: &[String], name: &str, directory: &Path) -> Arc<dyn St
         downtime: PoolSpec::DOWNTIME,
         precopy: PoolSpec::PRECOPY,
         rest: PoolSpec::REST,
+        certainty_percent: PoolSpec::CERTAINTY,
     };
     pool::store(&spec).await.unwrap()
 }
@@ -95,9 +96,10 @@ fn a_hostile_host_harms_nobody_but_itself() {
     let order = |name| CertificateRequest { name, addresses: &here, valid: VALID, renews: false };
     let issue = |name| pki::host(&own, order(name)).unwrap();
     let server = issue("etcd").join("etcd");
-    let members = match Members::start_secured(1, dir.path(), &server) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(members) =
+        requires(Requirement::Packages, Members::start_secured(1, dir.path(), &server))
+    else {
+        return;
     };
     let endpoints = members.endpoints();
     Runtime::new().unwrap().block_on(async {
@@ -264,9 +266,11 @@ fn a_hostile_controller_brings_no_foreign_vm_and_a_qemu_that_came_is_no_part_of_
     let here = ["127.0.0.1".to_owned()];
     let order = |name| CertificateRequest { name, addresses: &here, valid: VALID, renews: false };
     let issue = |name| pki::host(&own, order(name)).unwrap();
-    let members = match Members::start_secured(1, dir.path(), &issue("etcd").join("etcd")) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(members) = requires(
+        Requirement::Packages,
+        Members::start_secured(1, dir.path(), &issue("etcd").join("etcd")),
+    ) else {
+        return;
     };
     let endpoints = members.endpoints();
     let tls = issue("b");
@@ -329,12 +333,11 @@ fn a_hostile_controller_brings_no_foreign_vm_and_a_qemu_that_came_is_no_part_of_
     let started = victim.started();
     let [qemu] = started.as_slice() else { panic!("{started:?}") };
     let cgroup = sys::cgroup::of_process(qemu.pid).unwrap();
-    if let Some(of_daemon) = &victim.cgroup {
+    let of_daemon = victim.cgroup.as_ref().ok_or("none can be made");
+    if let Some(of_daemon) = requires(Requirement::Cgroup, of_daemon) {
         let cgroup = cgroup.clone().unwrap();
         assert!(!cgroup.starts_with(of_daemon), "it is counted as the daemon's: {cgroup:?}");
         assert!(cgroup.ends_with("overbook-incoming-web-2-1"), "{cgroup:?}");
-    } else {
-        skip("no cgroup can be made here");
     }
     victim.daemon.end(LIMIT).unwrap();
     assert!(qemu.is_alive(), "it has ended with the daemon");

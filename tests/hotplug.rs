@@ -8,7 +8,7 @@ use std::time::Duration;
 use lab::MachineSpec;
 use lab::zram::Zram;
 use model::{Bytes, Mode};
-use overbook_tests::{BASE, MAX, Stage, idle, skip};
+use overbook_tests::{BASE, MAX, Requirement, Stage, idle, requires};
 use serde_json::json;
 
 /// The DIMM that is plugged.
@@ -75,10 +75,7 @@ fn a_dimm_is_the_guests_and_a_release_gives_back_what_was_taken_and_no_less() {
 
 #[test]
 fn a_dimm_of_a_vm_that_is_paged_is_not_taken_by_its_balloon() {
-    let zram = match Zram::new(Bytes::mib(256)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(256))) else { return };
     let guest = MachineSpec { shim: true, memory_base: MAX, ..expandable() };
     let Some(stage) = Stage::start(Mode::Enforce, &[guest]) else { return };
     stage.configure(&[

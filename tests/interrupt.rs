@@ -4,10 +4,14 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use lab::accel::UP_MARK;
 use overbook_tests::{program, take_turn, text};
 use sys::process::{Identity, Signal};
+
+/// Maximum time until all guests are up.
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Settings of the kernel that a lab could change: each file's name and content.
 fn settings() -> Vec<(String, String)> {
@@ -48,7 +52,15 @@ fn processes(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-fn interrupted_after(seconds: u64) {
+/// Number of guests of the demonstration that are up, by their consoles.
+fn guests_up(dir: &Path) -> usize {
+    let files = std::fs::read_dir(dir.join("log")).into_iter().flatten().flatten();
+    let said = files.filter_map(|file| std::fs::read(file.path()).ok());
+    said.filter(|said| String::from_utf8_lossy(said).contains(UP_MARK)).count()
+}
+
+/// Interrupts a demonstration as soon as `is_time` for it.
+fn interrupted_when(is_time: impl Fn(&Path) -> bool) {
     let Some(_turn) = take_turn() else { return };
     let parent = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
     let dir = parent.path().join("lab");
@@ -56,8 +68,11 @@ fn interrupted_after(seconds: u64) {
     let mut lab = program();
     lab.args(["lab", "run", "quickstart", "--dir"]).arg(&dir);
     let child = lab.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(seconds));
-    assert!(!processes(&dir).is_empty());
+    let began = Instant::now();
+    while !is_time(&dir) {
+        assert!(began.elapsed() < LIMIT, "{:?}", processes(&dir));
+        std::thread::sleep(Duration::from_millis(50));
+    }
     Identity::of(child.id()).unwrap().signal(Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output));
@@ -71,10 +86,11 @@ fn interrupted_after(seconds: u64) {
 
 #[test]
 fn ctrl_c_while_the_guests_boot_leaves_nothing_behind() {
-    interrupted_after(2);
+    let boots = |line: &String| line.contains("qemu");
+    interrupted_when(|dir| processes(dir).iter().any(boots) && guests_up(dir) < 6);
 }
 
 #[test]
 fn ctrl_c_in_the_middle_of_the_work_leaves_nothing_behind() {
-    interrupted_after(15);
+    interrupted_when(|dir| guests_up(dir) == 6);
 }

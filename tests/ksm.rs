@@ -5,7 +5,7 @@
 
 use lab::MachineSpec;
 use model::{Bytes, Mode};
-use overbook_tests::{MAX, Stage, skip};
+use overbook_tests::{MAX, Requirement, Stage, ensure, requires};
 use sys::ksm::{Knob, Ksm, Settings};
 use sys::mergeable;
 use sys::process::Identity;
@@ -64,11 +64,10 @@ fn stranger(stage: &mut Stage) -> Identity {
 fn ksm_merges_one_group_alone_and_only_if_told_to_and_gets_back_what_it_had() {
     let ksm = Ksm::of_host();
     let before = ksm.settings().unwrap_or_default();
-    let is_idle = before.get(&Knob::Run).is_some_and(|run| run == "0");
-    let is_alone = mergeable::processes().is_ok_and(|others| others.is_empty());
-    if !is_idle || ksm.check_writable(&before).is_err() {
-        return skip("needs root, and a KSM that nobody uses");
-    }
+    let is_idle = ensure(before.get(&Knob::Run).is_some_and(|run| run == "0"), "it is at work");
+    let is_idle = is_idle.and_then(|()| ksm.check_writable(&before).map_err(|it| it.to_string()));
+    let Some(()) = requires(Requirement::IdleKsm, is_idle) else { return };
+    let others: Vec<_> = mergeable::processes().unwrap().iter().map(|other| other.pid).collect();
     let _guard = Kernels(before.clone());
     let guest = |name| MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 40");
     let Some(mut stage) = Stage::start(Mode::Observe, &[guest("a1"), guest("a2")]) else { return };
@@ -77,11 +76,12 @@ fn ksm_merges_one_group_alone_and_only_if_told_to_and_gets_back_what_it_had() {
     assert_eq!(ksm.settings().unwrap(), before);
 
     configure(&stage, true);
-    if !is_alone {
+    if !others.is_empty() {
         until_refused(&stage, "has mergeable memory and is no VM that Overbook knows");
         assert_eq!(ksm.settings().unwrap(), before);
-        return skip("the rest needs a host where nobody else has mergeable memory");
     }
+    let is_alone = ensure(others.is_empty(), format!("processes {others:?} have some"));
+    let Some(()) = requires(Requirement::NothingMergeable, is_alone) else { return };
     until_merged(&stage);
     assert_eq!(stage.vm("a1")["unsupported"]["dedup"], serde_json::Value::Null);
     assert!(stage.says(&["group", "shop"]).contains("kernel KSM merges them and saves"));

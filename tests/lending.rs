@@ -5,7 +5,7 @@
 
 use lab::MachineSpec;
 use model::Mode;
-use overbook_tests::{BASE, Stage, hungry, idle};
+use overbook_tests::{BASE, Requirement, Stage, ensure, hungry, idle, requires};
 use sys::process::{Identity, Signal};
 
 /// A guest of group `cafe` that has more memory than it needs.
@@ -34,7 +34,8 @@ fn a_group_lends_and_its_worker_is_the_borrowers_until_it_does_not_consent_any_m
     let Some(stage) = Stage::start(Mode::Enforce, &guests) else { return };
     stage.configure(&[("dedup = \"off\"", "dedup = 200")]);
     stage.until("cafe has a worker", |stage| worker(stage).is_some());
-    let has_cgroups = sits_in(&stage, "cafe");
+    let found = ensure(sits_in(&stage, "cafe"), format!("a worker in {:?}", worker(&stage)));
+    let has_cgroups = requires(Requirement::Cgroup, found).is_some();
     stage.configure(&[("lend = false", "lend = true")]);
     stage.until("cafe lends", |stage| lent(stage) > 0);
     stage.until("shop's guest has what it never had", |stage| stage.balloon("hungry") > BASE);
@@ -46,8 +47,6 @@ fn a_group_lends_and_its_worker_is_the_borrowers_until_it_does_not_consent_any_m
         stage.until("shop pays for the next worker, too", |stage| {
             worker(stage).is_some_and(|(next, _)| next != killed) && sits_in(stage, "shop")
         });
-    } else {
-        eprintln!("SKIPPED: who pays, for workers have no cgroups here");
     }
 
     stage.configure(&[("lend = true", "lend = false")]);

@@ -6,8 +6,7 @@
 //! from Overbook.
 //!
 //! **Invariants.** Only one test runs guests at a time ([`TURN`]). Everything ends with the
-//! stage, also when the test panics. If the machine lacks something, a test is skipped with a
-//! message; under `CI` it fails.
+//! stage, also when the test panics. If the machine lacks something, [`requires()`] tells it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -22,7 +21,10 @@ use lab::daemon::Daemon;
 use lab::packages::Unpacked;
 use lab::{Lab, Machine, MachineSpec, Provisions, command};
 use model::{Bytes, Mode};
+pub use requires::{Requirement, ensure, requires};
 use serde_json::{Value, json};
+use sys::memory_map::PAGE_BYTES;
+use sys::pool_maps;
 use sys::process::{Identity, Signal};
 
 /// Base memory of a guest.
@@ -53,32 +55,53 @@ pub fn idle(name: &str) -> MachineSpec {
 
 /// Takes the turn. `None`: a program of Overbook is not built.
 #[must_use]
+#[track_caller]
 pub fn take_turn() -> Option<MutexGuard<'static, ()>> {
-    let program = command::own_program("overbook").unwrap();
-    if !program.is_file() {
-        skip(&format!("{} is not built; `make e2e` does that", program.display()));
-        return None;
-    }
+    built("overbook")?;
     Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A program of this project. `None`, with a message: it is not built.
+#[must_use]
+#[track_caller]
+pub fn built(name: &'static str) -> Option<PathBuf> {
+    let program = command::own_program(name).unwrap();
+    let found = requires::ensure(program.is_file(), format!("no {}", program.display()));
+    requires(Requirement::Built(name), found).map(|()| program)
 }
 
 /// Programs and images for guests. `None`, with a message: not available.
 #[must_use]
+#[track_caller]
 pub fn provisions() -> Option<Provisions> {
-    Provisions::provide(Choice::Auto).map_err(|error| skip(&error.to_string())).ok()
+    requires(Requirement::Packages, Provisions::provide(Choice::Auto))
 }
 
 /// Programs of packages, unpacked. `None`, with a message: not available.
 #[must_use]
+#[track_caller]
 pub fn unpacked(entry: &str, packages: &[&str]) -> Option<Unpacked> {
     let programs = Unpacked::provide(&Cache::open().unwrap(), entry, packages);
-    programs.map_err(|error| skip(&error.to_string())).ok()
+    requires(Requirement::Packages, programs)
 }
 
-/// Reports why a test cannot run here. In CI every test must run.
-pub fn skip(why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "CI must run this test: {why}");
-    eprintln!("SKIPPED: {why}");
+/// Checks that process `pid` shares no page of a pool.
+///
+/// A guest's first write may come between the mapping of a page and its protection. Its copy stays
+/// in a mapping of the pool then; there are at most as many as a shim merges in one turn.
+///
+/// # Panics
+///
+/// If it shares a page, or if more is left.
+pub fn assert_unshared(pid: u32) {
+    const TURN: u64 = 64 * PAGE_BYTES;
+    let left = pool_maps::mappings(pid).unwrap();
+    for mapping in &left {
+        let shared = pool_maps::sharers(pid, mapping.file, &[mapping.range]).unwrap();
+        assert_eq!(shared, [], "process {pid}, {mapping:?}");
+    }
+    let bytes: u64 = left.iter().map(|mapping| mapping.range.len).sum();
+    assert!(bytes <= TURN, "process {pid}: {left:?}");
 }
 
 /// Runs `overbook` with these arguments to its end.
@@ -117,12 +140,14 @@ pub struct Stage {
 impl Stage {
     /// Boots the guests and starts the daemon. `None`, with a message: not possible here.
     #[must_use]
+    #[track_caller]
     pub fn start(mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
         Self::start_in(Path::new("/tmp"), mode, guests)
     }
 
     /// Like [`start`](Self::start), with all files below `place`, whose path is short.
     #[must_use]
+    #[track_caller]
     pub fn start_in(place: &Path, mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
         let turn = take_turn()?;
         let provisions = provisions()?;

@@ -12,7 +12,7 @@ use lab::etcd::Members;
 use lab::takeover::Takeover;
 use lab::{Lab, command};
 use overbook::pki::{self, CertificateRequest};
-use overbook_tests::{hungry, program, provisions, skip, take_turn, text};
+use overbook_tests::{Requirement, hungry, program, provisions, requires, take_turn, text};
 use serde_json::Value;
 use sys::process::{Child, Signal, Spawn, children_of};
 
@@ -157,9 +157,10 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     let order = CertificateRequest { name: "decides", addresses: &[], valid: VALID, renews: false };
     let decides = pki::controller(&authority, order).unwrap();
     let certificate = issued("etcd").join("etcd");
-    let mut members = match Members::start_secured(3, dir.path(), &certificate) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(mut members) =
+        requires(Requirement::Packages, Members::start_secured(3, dir.path(), &certificate))
+    else {
+        return;
     };
     let (near, far) = (dir.path().join("a"), dir.path().join("b"));
     let mut lab = Lab::start(&near, &with, &[hungry()]).unwrap();

@@ -15,7 +15,7 @@ use lab::etcd::Members;
 use model::HostName;
 use overbook::pki::{self, CertificateRequest};
 use overbook::{config_files, pool};
-use overbook_tests::{program, skip, take_turn, text};
+use overbook_tests::{Requirement, program, requires, take_turn, text};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
@@ -90,9 +90,8 @@ async fn seat_of_b(config: &Path) -> (std::sync::Arc<dyn Store>, WriterLease) {
 fn a_check_says_who_is_there_and_who_does_not_answer() {
     let Some(_turn) = take_turn() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let mut members = match Members::start(1, dir.path()) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(mut members) = requires(Requirement::Packages, Members::start(1, dir.path())) else {
+        return;
     };
     let endpoints = members.endpoints();
     let host = CheckedHost::new(dir.path(), &endpoints, None);
@@ -130,9 +129,10 @@ fn a_check_reads_the_certificates() {
     let order = |name, valid| CertificateRequest { name, addresses: &here, valid, renews: false };
     let issue = |by: &Path, name, valid| pki::host(by, order(name, valid)).unwrap();
     let server = issue(&own, "etcd", YEAR).join("etcd");
-    let members = match Members::start_secured(1, dir.path(), &server) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(members) =
+        requires(Requirement::Packages, Members::start_secured(1, dir.path(), &server))
+    else {
+        return;
     };
     let endpoints = members.endpoints();
     let with = |tls: &Path| CheckedHost::new(dir.path(), &endpoints, Some(tls));

@@ -71,6 +71,34 @@ fn the_daemon_puts_everything_back_and_stays_paused_until_resume_even_if_restart
 }
 
 #[test]
+fn one_vm_is_released_alone_and_the_other_one_goes_on() {
+    let Some(mut stage) = touched() else { return };
+    let would = stage.says(&["release", "--dry-run"]);
+    let of_idle = would.lines().find(|line| line.starts_with("idle: would get ")).unwrap();
+    assert!(of_idle.contains("back to 128 MiB"), "{would}");
+    assert!(would.contains("in this order; the host has "), "{would}");
+    until_touched(&stage);
+
+    let said = stage.says(&["release", "idle"]);
+    assert!(said.starts_with("idle: ") && said.contains("back to 128 MiB"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    stage.until("the idle one has what it had", |stage| stage.balloon("idle") == BASE);
+    assert_eq!((stage.polling_s("idle"), stage.polling_s("hungry")), (0, 1));
+    assert_eq!(stage.undo().len(), 1);
+    assert_eq!(stage.vm("idle")["paused"], true);
+
+    stage.daemon.kill(&mut stage.lab).unwrap();
+    stage.daemon.restart(&mut stage.lab).unwrap();
+    stage.until("both are seen", |stage| stage.host()["unreachable_vms"] == 0);
+    stage.throughout(Duration::from_secs(3), "the idle one is left alone", |stage| {
+        stage.balloon("idle") == BASE && stage.polling_s("idle") == 0
+    });
+    assert!(stage.balloon("hungry") > BASE);
+    assert_eq!(stage.says(&["resume", "idle"]), "idle resumed\n");
+    until_touched(&stage);
+}
+
+#[test]
 fn without_a_daemon_the_journal_is_enough_and_a_second_release_has_nothing_to_do() {
     let Some(mut stage) = touched() else { return };
     let other = stage.lab.dir().join("etc/other.toml");

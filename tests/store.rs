@@ -10,7 +10,7 @@ use cluster::store::{
     Change, Snapshot, Store, StoreError, WriterLease, embedded::Embedded, etcd::Etcd,
 };
 use lab::etcd::Members;
-use overbook_tests::skip;
+use overbook_tests::{Requirement, requires};
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
@@ -113,9 +113,8 @@ fn a_host_alone_has_a_store_that_outlives_the_daemon() {
 #[test]
 fn a_pool_has_a_store_in_etcd_that_survives_its_leader() {
     let dir = tempfile::tempdir().unwrap();
-    let mut members = match Members::start(3, dir.path()) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(mut members) = requires(Requirement::Packages, Members::start(3, dir.path())) else {
+        return;
     };
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async {
@@ -146,9 +145,8 @@ fn a_pool_has_a_store_in_etcd_that_survives_its_leader() {
 #[test]
 fn who_was_cut_off_finds_its_seat_taken_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let members = match Members::start(1, dir.path()) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(members) = requires(Requirement::Packages, Members::start(1, dir.path())) else {
+        return;
     };
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async {
@@ -190,9 +188,8 @@ async fn write_fat(endpoints: &[String]) {
 #[test]
 fn what_one_host_writes_keeps_nobody_from_reading_the_others() {
     let dir = tempfile::tempdir().unwrap();
-    let members = match Members::start(1, dir.path()) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(members) = requires(Requirement::Packages, Members::start(1, dir.path())) else {
+        return;
     };
     Runtime::new().unwrap().block_on(async {
         let store = Etcd::connect(&members.endpoints(), None, "test").await.unwrap();

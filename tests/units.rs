@@ -23,8 +23,7 @@ use model::cluster::Intent;
 use model::{Bytes, DiskReading, HostName, Mode};
 use overbook::pki::{self, CertificateRequest};
 use overbook::{config_files, pool};
-use overbook_tests::{MAX, Stage, skip, unpacked};
-use sys::pool_maps;
+use overbook_tests::{MAX, Requirement, Stage, assert_unshared, requires, unpacked};
 use sys::process::{Identity, children_of};
 use systemd::{Systemd, packaging};
 use tokio::runtime::Runtime;
@@ -35,8 +34,6 @@ const MOST: f64 = 2.0;
 const MOST_WITH_ALL: f64 = 2.7;
 const VMS: [&str; 2] = ["one", "two"];
 const ENOUGH: Bytes = Bytes::mib(12);
-/// Maximum number of empty mappings of a pool that may remain.
-const MOST_LEFT: usize = 4;
 /// The kernel's setting that the daemon may change.
 const KSM: &str = "/sys/kernel/mm/ksm";
 const LIMIT: Duration = Duration::from_secs(60);
@@ -90,6 +87,22 @@ fn systemd_finds_no_unit_more_exposed_than_is_said() {
     assert!(score > MOST && score <= MOST_WITH_ALL, "{score}");
 }
 
+/// Without scripts, a package's units are neither started, nor stopped, nor purged.
+#[test]
+fn each_package_with_units_has_scripts_for_them() {
+    let all = cargo_metadata::MetadataCommand::new()
+        .no_deps()
+        .other_options(["--offline".to_owned()])
+        .exec()
+        .unwrap();
+    let debs = all.packages.iter().filter_map(|package| package.metadata.get("deb"));
+    let with_units: Vec<_> = debs.filter(|deb| deb["systemd-units"].is_array()).collect();
+    assert_eq!(with_units.len(), 2, "{with_units:?}");
+    for deb in with_units {
+        assert!(deb["maintainer-scripts"].is_string(), "{}: {deb}", deb["name"]);
+    }
+}
+
 fn bytes(stage: &Stage, vm: &str, of: &str, field: &str) -> Bytes {
     Bytes(stage.vm(vm)[of][field].as_u64().unwrap_or(0))
 }
@@ -112,10 +125,7 @@ fn capabilities(pid: u32) -> u32 {
 #[test]
 fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
     let Some(programs) = systemd::programs() else { return };
-    let zram = match Zram::new(Bytes::mib(256)) {
-        Ok(zram) => zram,
-        Err(error) => return skip(&error.to_string()),
-    };
+    let Some(zram) = requires(Requirement::Zram, Zram::new(Bytes::mib(256))) else { return };
     let guest = |name: &str| MachineSpec {
         shim: true,
         ..MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 100 --breathe 15 --rate 20")
@@ -179,8 +189,7 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
     // On a busy machine a shim may be paused at that time, and its VM shares for a while longer.
     stage.until("nothing is shared", |stage| stage.overbook(&["release"]).status.success());
     for vm in VMS {
-        let left = pool_maps::mappings(stage.guest(vm).process().pid).unwrap();
-        assert!(left.len() <= MOST_LEFT, "{vm} still shares: {left:?}");
+        assert_unshared(stage.guest(vm).process().pid);
     }
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
     drop((systemd, stage));
@@ -192,6 +201,16 @@ fn until(systemd: &Systemd<'_>, what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}: {}", systemd.log());
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A disk that cannot be served, or a repository that cannot lend, is tried again ever less often.
+#[test]
+fn a_service_that_cannot_start_is_not_started_again_without_a_pause() {
+    for unit in ["overbook-disks@.service", "overbook-repository.service"] {
+        let text = fs::read_to_string(packaging().join(unit)).unwrap();
+        let has = |key: &str| text.lines().any(|line| line.starts_with(key));
+        assert!(has("RestartSteps=") && has("RestartMaxDelaySec="), "{unit}:\n{text}");
     }
 }
 
@@ -282,7 +301,8 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     let connected = || reading().and_then(|disk| disk.repositories).map(|them| them.connected);
     let export = format!("nbd+unix:///swap?socket={at}/disks/swap.sock");
     let qemu_io = |commands: &[&str]| {
-        let mut command = Command::new(clients.program("qemu-io"));
+        let mut command = Command::new("timeout");
+        command.arg("120").arg(clients.program("qemu-io"));
         command.env("LD_LIBRARY_PATH", clients.libraries()).args(["-f", "raw", &export]);
         let commands = commands.iter().flat_map(|command| ["-c", command]);
         let output = command.args(commands).output().unwrap();
@@ -312,9 +332,10 @@ fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
     let order =
         |name| CertificateRequest { name, addresses: &addresses, valid: A_DAY, renews: false };
     let etcd = pki::host(&authority, order("etcd")).unwrap().join("etcd");
-    let members = match Members::start_secured(1, dir.path(), &etcd) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(members) =
+        requires(Requirement::Packages, Members::start_secured(1, dir.path(), &etcd))
+    else {
+        return;
     };
     let config = dir.path().join("overbook.toml");
     let tls = pki::controller(&authority, order("a")).unwrap();
@@ -364,9 +385,11 @@ fn a_qemu_that_comes_is_a_unit_of_its_own_and_outlives_the_daemon() {
     let order =
         |name| CertificateRequest { name, addresses: &addresses, valid: A_DAY, renews: false };
     let issue = |name| pki::host(&authority, order(name)).unwrap();
-    let members = match Members::start_secured(1, dir.path(), &issue("etcd").join("etcd")) {
-        Ok(members) => members,
-        Err(why) => return skip(&why.to_string()),
+    let Some(members) = requires(
+        Requirement::Packages,
+        Members::start_secured(1, dir.path(), &issue("etcd").join("etcd")),
+    ) else {
+        return;
     };
     let (at, endpoints, own) = (dir.path().display(), members.endpoints(), issue("b"));
     let text = |host: &str, tls: &Path| {
@@ -426,4 +449,12 @@ fn a_qemu_that_comes_is_a_unit_of_its_own_and_outlives_the_daemon() {
     systemd.must(&["stop", unit]);
     systemd.must(&["is-active", started]);
     assert_eq!(pid(), Some(qemu));
+}
+
+/// A worker takes up to 4 MiB for each GiB of guests' RAM, and is charged with shared pages.
+#[test]
+fn the_daemons_memory_limit_grows_with_the_host() {
+    let text = fs::read_to_string(packaging().join("overbook.service")).unwrap();
+    let most = text.lines().find_map(|line| line.strip_prefix("MemoryMax=")).unwrap();
+    assert!(most.ends_with('%'), "{most}");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lab::LabError;
 use lab::virtual_host::{HostError, ScriptResult, VirtualHost};
-use overbook_tests::{provisions, skip, take_turn};
+use overbook_tests::{Requirement, provisions, requires, take_turn};
 use serde_json::Value;
 
 const KERNEL: &str = "6.12";
@@ -20,8 +20,7 @@ fn run(host: &VirtualHost, script: &str, limit: Duration) -> Option<(ScriptResul
     match host.run(script.as_bytes(), limit, &mut output) {
         Ok(outcome) => Some((outcome, String::from_utf8(output).unwrap())),
         Err(LabError::Host(HostError::Package(error))) => {
-            skip(&error.to_string());
-            None
+            requires(Requirement::Packages, Err(error))
         }
         Err(error) => panic!("{error}\n{}", String::from_utf8_lossy(&output)),
     }
@@ -110,10 +109,12 @@ fn a_host_that_panics_or_takes_too_long_is_told_with_its_console() {
         LabError::Host(HostError::Died { console, .. }) => {
             assert!(console.contains("sysrq triggered crash"), "{console}");
         }
-        LabError::Host(HostError::Package(error)) => return skip(&error.to_string()),
+        LabError::Host(HostError::Package(error)) => {
+            return requires(Requirement::Packages, Err(error)).unwrap_or_default();
+        }
         other => panic!("{other}"),
     }
-    match error_of("sleep 1000", 12) {
+    match error_of("sleep 1000", 60) {
         LabError::Host(HostError::TimedOut { console, .. }) => {
             assert!(console.contains("virtual host: up"), "{console}");
         }

@@ -164,6 +164,7 @@ impl Liar {
                 let generation = self.shared().generation();
                 Answer::Status(Status { state: State::Off, generation, staging: vec![u64::MAX] })
             }
+            Request::About => Answer::About { release: "1.2.3".to_owned() },
             Request::Merge { .. } => Answer::Merged(Merged::default()),
             _ => Answer::Done { count: 0 },
         }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lab::attack::{Attacker, NOBODY};
-use overbook_tests::{program, skip, take_turn};
+use overbook_tests::{Requirement, program, requires, take_turn};
 use pageserver::client::{self, Client, ClientError};
 use pageserver::nbd::ProtocolError;
 use pageserver::nbd::dialogue::Wanted;
@@ -51,14 +51,7 @@ impl Drop for Connected {
 
 /// Only root can run processes as another user.
 fn is_root() -> bool {
-    let is_root = fs::metadata("/proc/self").is_ok_and(|own| {
-        use std::os::unix::fs::MetadataExt;
-        own.uid() == 0
-    });
-    if !is_root {
-        skip("only root can start an attacker as another user");
-    }
-    is_root
+    requires(Requirement::Root, requires::root()).is_some()
 }
 
 fn directory() -> tempfile::TempDir {

@@ -60,7 +60,9 @@ class Store {
 
   /** Asks the API. */
   async ask<T>(path: string, method = 'GET'): Promise<T> {
-    const answer = await fetch(path, { method, headers: this.#headers() });
+    // Without a limit, unanswered questions would take all connections that a browser makes.
+    const signal = AbortSignal.timeout(SILENCE);
+    const answer = await fetch(path, { method, headers: this.#headers(), signal });
     if (answer.status === 401) {
       this.signOut();
     }

@@ -1,6 +1,6 @@
 // Figures and sentences. Reasons come from the daemon, in its own words.
 
-import type { Tick, Vm } from './store.svelte';
+import type { Vm } from './store.svelte';
 
 const UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
 
@@ -27,21 +27,6 @@ export function clock(wallMs: number): string {
 
 export const sum = <T>(all: T[], of: (one: T) => number): number =>
   all.reduce((total, one) => total + of(one), 0);
-
-/** How gravely a VM lacks memory; 0: not at all. */
-export function gravity(vm: Vm): number {
-  if (!vm.trouble) {
-    return 0;
-  }
-  const overload = { sustained: 2, transient: 1 }[vm.overload ?? ''] ?? 0;
-  const swap = (vm.swap_bytes_per_second ?? 0) / 2 ** 40;
-  return 1 + 10 * (vm.wait_ratio ?? 0) + overload + swap;
-}
-
-/** VMs that lack memory or cannot be reached, the gravest first. */
-export function troubled(tick: Tick): Vm[] {
-  return tick.vms.filter((vm) => vm.trouble).sort((a, b) => gravity(b) - gravity(a));
-}
 
 /** Memory that a balloon keeps from the guest. */
 export function ballooned(vm: Vm): number {

@@ -12,14 +12,16 @@ export const TOKEN = '0123456789abcdef';
 const LIMIT = 120_000;
 
 /** Group, name, RAM, memory in use, available memory, and MiB swapped in a second. */
-const GUESTS = [
+export type Guest = readonly [string, string, number, number, number, number];
+
+const GUESTS: readonly Guest[] = [
   ['web', 'web-1', 192, 120, 4, 3],
   ['web', 'web-2', 192, 60, 20, 0],
   ['web', 'web-3', 192, 40, 150, 0],
   ['shop', 'shop-1', 128, 90, 10, 0],
   ['shop', 'shop-2', 128, 70, 10, 0],
   ['alone', 'build', 96, 30, 60, 0],
-] as const;
+];
 
 const CONFIG = (dir: string, port: number) => `
 [host]
@@ -61,21 +63,21 @@ export class Host {
   /** The address at which its unix socket is forwarded, as by `ssh -L`. */
   forwarded = '';
 
-  static async start(): Promise<Host> {
+  static async start(guests = GUESTS): Promise<Host> {
     if (process.getuid!() !== 0) {
       throw new Error('run this as root: only in directories of root does the daemon believe in a group');
     }
     const host = new Host();
-    await host.#start();
+    await host.#start(guests);
     return host;
   }
 
-  async #start(): Promise<void> {
+  async #start(guests: readonly Guest[]): Promise<void> {
     this.#dir = mkdtempSync('/run/overbook-dashboard-');
     const qemu = join(this.#dir, 'qemu-system-x86_64');
     copyFileSync(join(BIN, 'examples/scripted_qemu'), qemu);
     chmodSync(qemu, 0o755);
-    for (const [group, name, ...sizes] of GUESTS) {
+    for (const [group, name, ...sizes] of guests) {
       mkdirSync(join(this.#dir, group), { recursive: true });
       const words = [name, join(this.#dir, group, `${name}.qmp`), ...sizes.map(String)];
       this.#run(qemu, words);
@@ -99,6 +101,14 @@ export class Host {
   #run(program: string, words: string[]): void {
     const log = openSync(join(this.#dir, 'log'), 'a');
     this.#children.push(spawn(program, words, { stdio: ['pipe', log, log] }));
+  }
+
+  /** CPU time of the daemon and of the process that answers the API, in seconds. */
+  daemonSeconds(): number {
+    const daemon = this.#children.at(-1)!.pid!;
+    const children = readFileSync(`/proc/${daemon}/task/${daemon}/children`, 'utf8');
+    const all = [daemon, ...children.trim().split(' ').map(Number)];
+    return all.reduce((sum, pid) => sum + secondsOf(pid), 0);
   }
 
   /** Asks the API until `holds`. */
@@ -133,6 +143,13 @@ export class Host {
     }
     rmSync(this.#dir, { recursive: true });
   }
+}
+
+/** CPU time of a process: fields 14 and 15 of proc_pid_stat(5), in ticks of 10 ms. */
+function secondsOf(pid: number): number {
+  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+  return (Number(fields[11]) + Number(fields[12])) / 100;
 }
 
 async function freePort(): Promise<number> {

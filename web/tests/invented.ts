@@ -13,6 +13,8 @@ const MIB = 2 ** 20;
 const KINDS: Record<string, string> = { '.js': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml' };
 const NAMES = ['web', 'shop', 'ci', 'mail'] as const;
 
+const waitsWords = (waits: number) => `it waits ${Math.round(waits * 100)} % of its time for pages that are out`;
+
 /** A tick of this host; figures change with its number. */
 export function tick(number: number, vms: number): Schemas['DashboardTick'] {
   const wave = (at: number) => Math.sin(number / 5 + at) / 2 + 0.5;
@@ -24,7 +26,7 @@ export function tick(number: number, vms: number): Schemas['DashboardTick'] {
       name: `${group}-${Math.floor(at / NAMES.length) + 1}`,
       group,
       state: 'ok',
-      trouble: waits > 0.02 ? `waits ${Math.round(waits * 100)} % of its time for pages that are out` : null,
+      trouble: waits > 0.02 ? { level: 'warning', lacks_memory: true, text: waitsWords(waits) } : null,
       wait_ratio: waits,
       ram_bytes: 1024 * MIB,
       min_bytes: 256 * MIB,
@@ -97,14 +99,45 @@ export function tick(number: number, vms: number): Schemas['DashboardTick'] {
     ksm_is_driven: false,
     pool_host: 'a',
     pool_is_seated: true,
-    pool_moving: ['ci-4 moves to host b'],
+    pool_moving: ['ci-4'],
     vms,
     unreachable_vms: 0,
     uncooperative_vms: 0,
     reasons: [],
   };
-  return { host, reserve_bytes: vms * 40 * MIB, groups, vms: all };
+  const lacks = all.filter((vm) => vm.trouble);
+  const first = lacks.map((vm) => ({ level: vm.trouble!.level, text: `${vm.name}: ${vm.trouble!.text}`, vms: [vm.name] }));
+  const verdict: Schemas['HostVerdict'] = {
+    level: lacks.length > 0 ? 'warning' : 'ok',
+    text: first[0] ? `WARNING: ${first[0].text}` : `OK: ${vms} VMs, 4 groups`,
+    troubles: first,
+  };
+  const others = all.filter((vm) => !vm.trouble);
+  return { verdict, host, reserve_bytes: vms * 40 * MIB, pool: POOL, groups, vms: [...lacks, ...others] };
 }
+
+const GIB = 2 ** 30;
+const POOL: Schemas['PoolStatus'] = {
+  host: 'a',
+  is_seated: true,
+  age_ms: 2000,
+  controller: 'c-1',
+  hosts: ['a', 'b', 'c'].map((host, at) => ({
+    host,
+    is_there: host !== 'c',
+    vms: 24 - 4 * at,
+    memory_bytes: 24 * GIB,
+    given_bytes: (18 - 3 * at) * GIB,
+    promised_bytes: (24 - 4 * at) * GIB,
+    reserve_bytes: 2 * GIB,
+    in_repositories_bytes: at === 0 ? 3 * GIB : 0,
+    kept_for_vms_bytes: at === 1 ? 3 * GIB : 0,
+    kept_for_pages_bytes: at === 1 ? 1 * GIB : 0,
+    transient_overloads: at,
+    sustained_overloads: 0,
+  })),
+  moves: [{ vm: 'ci-4', from: 'a', to: 'b', is_withdrawn: false, source: 'sends it', target: 'waits at 10.0.0.2:4711' }],
+};
 
 const CURVE: Schemas['MissRatioCurve'] = {
   vm: 'web-3',
@@ -147,7 +180,11 @@ export class InventedHost {
   #readers = new Set<ServerResponse>();
   url = '';
 
-  constructor(readonly vms: number) {}
+  /** `troubles`: some more, after those of its VMs. */
+  constructor(
+    readonly vms: number,
+    readonly troubles: Schemas['HostTrouble'][] = [],
+  ) {}
 
   async start(): Promise<void> {
     this.#server.on('request', ({ url }, response) => {
@@ -180,7 +217,9 @@ export class InventedHost {
   }
 
   send(number: number): void {
-    const text = JSON.stringify(tick(number, this.vms));
+    const sent = tick(number, this.vms);
+    sent.verdict.troubles.push(...this.troubles);
+    const text = JSON.stringify(sent);
     this.#readers.forEach((reader) => reader.write(`event: tick\ndata: ${text}\n\n`));
   }
 

@@ -2,7 +2,7 @@
 
 import { expect, test, type Page } from '@playwright/test';
 import { InventedHost } from './invented';
-import { expectAccessible, expectNoSidewaysScroll, faultsOf } from './page';
+import { expectAccessible, expectNoSidewaysScroll, faultsOf, heapOf } from './page';
 
 const VMS = 200;
 const TICKS = 300;
@@ -26,14 +26,6 @@ async function send(page: Page, number: number): Promise<void> {
   );
 }
 
-async function heap(page: Page): Promise<number> {
-  const client = await page.context().newCDPSession(page);
-  await client.send('HeapProfiler.collectGarbage');
-  const { usedSize } = await client.send('Runtime.getHeapUsage');
-  await client.detach();
-  return usedSize / 2 ** 20;
-}
-
 test('a tick of 200 VMs takes a small part of a second, and many leave nothing behind', async ({ page }) => {
   const faults = faultsOf(page);
   await page.goto(`${host.url}/#vm/web-3`);
@@ -46,7 +38,7 @@ test('a tick of 200 VMs takes a small part of a second, and many leave nothing b
     }
   };
   await some(100);
-  const before = await heap(page);
+  const before = await heapOf(page);
   const nodes = () => page.evaluate(() => document.querySelectorAll('*').length);
   const nodesBefore = await nodes();
   const client = await page.context().newCDPSession(page);
@@ -58,7 +50,7 @@ test('a tick of 200 VMs takes a small part of a second, and many leave nothing b
   const busyBefore = await busy();
   await some(TICKS);
   const perTick = ((await busy()) - busyBefore) / TICKS;
-  const after = await heap(page);
+  const after = await heapOf(page);
   console.log(`${VMS} VMs: ${(perTick * 1000).toFixed(1)} ms a tick, heap ${before.toFixed(1)} → ${after.toFixed(1)} MiB`);
   // One tick a second; the machine of the tests does other work at the same time.
   expect(perTick).toBeLessThan(0.25);
@@ -79,7 +71,7 @@ for (const [scheme, width, height] of [
     await page.setViewportSize({ width, height });
     await page.emulateMedia({ colorScheme: scheme, reducedMotion: 'reduce' });
     await page.goto(host.url);
-    await expect(page.getByLabel('Verdict')).toContainText('web-3 waits 12 % of its time');
+    await expect(page.getByLabel('Verdict')).toContainText('web-3: it waits 12 % of its time');
     await expect(page.getByLabel('Verdict')).toContainText('To change it: a larger budget in [group.web]');
     await expectNoSidewaysScroll(page);
     if (PICTURES && scheme === 'light') {
@@ -95,3 +87,34 @@ for (const [scheme, width, height] of [
     }
   });
 }
+
+test('a VM whose name is also a word of the sentence is a link where it is named', async ({ page }) => {
+  host.stop();
+  host = new InventedHost(24, [{ level: 'warning', text: '2 VMs are unreachable: are, web-1', vms: ['are', 'web-1'] }]);
+  await host.start();
+  await page.goto(host.url);
+  const notice = page.locator('.notice', { hasText: '2 VMs are unreachable' });
+  await expect(notice.getByRole('link')).toHaveText(['are', 'web-1']);
+  const html = (await notice.innerHTML()).replace(/<!--.*?-->/g, '');
+  expect(html).toContain('2 VMs are unreachable: <a');
+});
+
+test('the other hosts of the pool, and the VMs that move, are one click away', async ({ page }) => {
+  host.stop();
+  host = new InventedHost(24);
+  await host.start();
+  await page.goto(host.url);
+  await page.getByRole('link', { name: '3 hosts in the pool, 1 moving' }).click();
+  const panel = page.getByRole('complementary', { name: 'Pool of hosts' });
+  await expect(panel).toContainText('20 VMs; they have 15 GiB of 24 GiB for VMs, and were promised 20 GiB; 2 GiB reserved');
+  await expect(panel).toContainText("3 GiB of their pages in other hosts' memory");
+  await expect(panel).toContainText("3 GiB kept for VMs that move to it; 1 GiB kept for other hosts' pages");
+  await expect(panel).toContainText('1 in transient overload');
+  await expect(panel).toContainText('It is not there. Its last report: 16 VMs');
+  await expect(panel).toContainText('from a to b: a sends it, b waits at 10.0.0.2:4711');
+  for (const width of [1200, 360]) {
+    await page.setViewportSize({ width, height: 800 });
+    await expectAccessible(page);
+    await expectNoSidewaysScroll(page);
+  }
+});

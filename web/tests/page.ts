@@ -45,3 +45,12 @@ export async function expectNoSidewaysScroll(page: Page): Promise<void> {
   ]);
   expect(content).toBeLessThanOrEqual(window!);
 }
+
+/** The page's JavaScript memory after a collection of garbage, in MiB. */
+export async function heapOf(page: Page): Promise<number> {
+  const client = await page.context().newCDPSession(page);
+  await client.send('HeapProfiler.collectGarbage');
+  const { usedSize } = await client.send('Runtime.getHeapUsage');
+  await client.detach();
+  return usedSize / 2 ** 20;
+}

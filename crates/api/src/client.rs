@@ -11,13 +11,15 @@ use std::{
 };
 
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1, header::HOST};
+use hyper::{Method, Request, StatusCode, body, client::conn::http1, header::HOST};
 use hyper_util::rt::TokioIo;
+use model::{Bytes, Scope};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 use tokio::{net::UnixStream, runtime, time};
 
-use crate::wire::{Done, Failure};
+use crate::published::Lender;
+use crate::wire::{Done, Failure, MayHold, ReleasePreview};
 
 /// Timeout of a read.
 const READ_LIMIT: Duration = Duration::from_secs(5);
@@ -93,6 +95,14 @@ impl ApiClient {
         self.parse(&self.ask(Method::GET, path, READ_LIMIT)?)
     }
 
+    /// Finds out what a release would give back. VMs that do not answer take their time.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or refuses.
+    pub fn release_preview(&self) -> Result<ReleasePreview, ClientError> {
+        self.parse(&self.ask(Method::GET, "/v1/release", WRITE_LIMIT)?)
+    }
+
     /// Reads an object as text.
     ///
     /// # Errors
@@ -108,6 +118,17 @@ impl ApiClient {
     /// The daemon does not answer, or refuses.
     pub fn post(&self, path: &str) -> Result<Done, ClientError> {
         self.parse(&self.ask(Method::POST, path, WRITE_LIMIT)?)
+    }
+
+    /// Tells of the host's repository, and asks how much it may hold.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or refuses.
+    pub fn may_hold(&self, lender: Lender) -> Result<Bytes, ClientError> {
+        let Lender { holds, most } = lender;
+        let path = format!("/v1/lender?holds_bytes={}&most_bytes={}", holds.0, most.0);
+        let answer: MayHold = self.parse(&self.ask(Method::POST, &path, READ_LIMIT)?)?;
+        Ok(Bytes(answer.may_hold_bytes))
     }
 
     /// The process that listens at the socket; `None`: there is none, or it is not visible.
@@ -127,7 +148,7 @@ impl ApiClient {
         ClientError::Garbled { socket: self.socket.clone(), why: why.to_string() }
     }
 
-    fn ask(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, ClientError> {
+    fn ask(&self, method: Method, path: &str, limit: Duration) -> Result<body::Bytes, ClientError> {
         let is_read = method == Method::GET;
         let answer = async { time::timeout(limit, self.exchange(method, path)).await };
         let silent = |()| ClientError::Silent { socket: self.socket.clone(), limit };
@@ -147,13 +168,14 @@ impl ApiClient {
         &self,
         method: Method,
         path: &str,
-    ) -> Result<(StatusCode, Bytes), ClientError> {
+    ) -> Result<(StatusCode, body::Bytes), ClientError> {
         let connected = UnixStream::connect(&self.socket).await;
         let stream = connected.map_err(|error| self.not_connected(error))?;
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| self.garbled(&error))?;
         let request = Request::builder().method(method).uri(path).header(HOST, "overbook");
-        let request = request.body(Empty::<Bytes>::new()).map_err(|error| self.garbled(&error))?;
+        let request =
+            request.body(Empty::<body::Bytes>::new()).map_err(|error| self.garbled(&error))?;
         let answer = async {
             let response = sender.send_request(request).await.map_err(|e| self.garbled(&e))?;
             let (head, body) = response.into_parts();
@@ -189,6 +211,17 @@ pub fn path_of(collection: &str, name: &str) -> String {
     format!("/v1/{collection}/{}", utf8_percent_encode(name, NON_ALPHANUMERIC))
 }
 
+/// The path of an order for a part of the host.
+#[must_use]
+pub fn order_path(order: &str, scope: &Scope) -> String {
+    let name = |name: &str| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string();
+    match scope {
+        Scope::Host => format!("/v1/{order}"),
+        Scope::Group(group) => format!("/v1/{order}?group={}", name(group.as_str())),
+        Scope::Vm(vm) => format!("/v1/{order}?vm={}", name(vm.as_str())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +230,8 @@ mod tests {
     fn names_cannot_leave_their_place_in_the_path() {
         assert_eq!(path_of("vms", "web-1"), "/v1/vms/web%2D1");
         assert_eq!(path_of("vms", "../host?x#ü"), "/v1/vms/%2E%2E%2Fhost%3Fx%23%C3%BC");
+        let path = order_path("pause", &Scope::Vm("a&group=b".into()));
+        assert_eq!(path, "/v1/pause?vm=a%26group%3Db");
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod moves;
 pub mod published;
 pub mod shown;
 pub mod swap_meter;
+pub mod verdict;
 pub mod wire;
 
 #[cfg(test)]

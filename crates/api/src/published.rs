@@ -4,14 +4,16 @@
 //! pool) reads the latest [`Published`] from a watch channel. So nothing shares a lock with the
 //! loop, and a slow reader costs only itself.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use model::{HostView, Plan, Spec, Time};
+use model::cluster::ExcessSpace;
+use model::{Bytes, HostView, Plan, Reading, Spec, Time, VmName};
 use policy::{Case, Memory};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::moves::Moves;
+use crate::wire::PoolRecords;
 
 /// One tick.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +40,9 @@ pub struct Published {
     pub history_error: Option<String>,
     /// The host's state as a member of its pool, if it is in one.
     pub pool: Option<MemberState>,
+    /// The host's repository; `None`: it has none.
+    #[serde(default)]
+    pub lender: Option<Lender>,
     /// Time that this tick and those before it took.
     pub ticks: TickTimes,
 }
@@ -66,6 +71,24 @@ pub struct MemberState {
     pub trouble: Option<String>,
     /// VMs that are moving to or from this host, and the news about them.
     pub moves: Moves,
+    /// The memory that this host keeps for overloads.
+    #[serde(default)]
+    pub share: ExcessSpace,
+    /// VMs that have come to this host for their overloads a short while ago.
+    #[serde(default)]
+    pub arrived: BTreeSet<VmName>,
+    /// All hosts of the pool, when its store was last read.
+    #[serde(default)]
+    pub records: Option<Reading<PoolRecords>>,
+}
+
+/// The host's repository, as it has told the daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lender {
+    /// The memory that it holds, lent or free.
+    pub holds: Bytes,
+    /// The most that it may hold by its operator.
+    pub most: Bytes,
 }
 
 /// Time that the ticks took, added up since the daemon started.

@@ -68,7 +68,7 @@ impl TickView {
         let (mut meters, mut swap_rates) = (BTreeMap::new(), BTreeMap::new());
         for (vm, view) in &published.view.vms {
             let mut meter = before.get(vm).copied().unwrap_or_default();
-            swap_rates.extend(meter.rate(view).map(|rate| (vm.clone(), rate)));
+            swap_rates.extend(meter.rate(view, published.at).map(|rate| (vm.clone(), rate)));
             meters.insert(vm.clone(), meter);
         }
         Self { published, seen: Instant::now(), last_changes, meters, swap_rates }
@@ -107,7 +107,13 @@ mod tests {
     use crate::fixture;
 
     fn swapped(at_ms: u64, swap_in: u64) -> Arc<Published> {
+        seen(at_ms + 500, at_ms, swap_in)
+    }
+
+    /// A tick at `now_ms` with statistics of `at_ms`.
+    fn seen(now_ms: u64, at_ms: u64, swap_in: u64) -> Arc<Published> {
         let mut tick = fixture::published();
+        tick.at = Time(now_ms);
         let vm = tick.view.vms.get_mut(&"web-1".into()).unwrap();
         let value = GuestStats {
             swap_in: Some(Bytes::mib(swap_in)),
@@ -124,6 +130,10 @@ mod tests {
         assert_eq!(shown.swap_rate(&"web-1".into()), Some(Bytes::mib(2)));
         let same = shown.next(swapped(3_000, 14));
         assert_eq!(same.swap_rate(&"web-1".into()), Some(Bytes::mib(2)), "no new statistics");
+        let late = same.next(seen(8_001, 3_000, 14));
+        assert_eq!(late.swap_rate(&"web-1".into()), None, "they are too old to count");
+        let again = late.next(swapped(13_000, 24));
+        assert_eq!(again.swap_rate(&"web-1".into()), Some(Bytes::mib(1)));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! A VM's swap traffic, as a rate between two reports of the guest's statistics.
 //!
 //! The guest counts, and reports at times of its own choosing. So a rate divides by the time
-//! between two reports, not by the daemon's period. Between reports the last rate stays. (The
-//! policy has its own meter, which also judges whether counters can be believed.)
+//! between two reports, not by the daemon's period. Between reports the last rate stays, until it
+//! is too old to count. (The policy has its own meter, which also judges whether counters can be
+//! believed.)
 
-use model::{Bytes, Reading, VmView};
+use model::{Bytes, Reading, Time, VmView};
+use policy::tuning::STALE_AFTER;
 
 /// Computes a rate from the guest's swap counters.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,8 +18,8 @@ pub struct SwapMeter {
 
 impl SwapMeter {
     /// Bytes per second between the last two reports. `None` before there are two reports of the
-    /// same incarnation, and after the counters ran backwards.
-    pub fn rate(&mut self, view: &VmView) -> Option<Bytes> {
+    /// same incarnation, after the counters ran backwards, and while the guest reports nothing.
+    pub fn rate(&mut self, view: &VmView, now: Time) -> Option<Bytes> {
         let counted = view.stats.and_then(|stats| {
             let (into, out) = (stats.value.swap_in?, stats.value.swap_out?);
             Some(Reading::new(into.plus(out), stats.at))
@@ -37,6 +39,6 @@ impl SwapMeter {
         };
         self.incarnation = view.incarnation;
         self.counted = Some(new);
-        self.rate
+        self.rate.filter(|_| new.age(now) <= STALE_AFTER)
     }
 }

@@ -19,6 +19,9 @@ mod memory_limit;
 pub(crate) mod overload;
 mod page;
 mod plan;
+mod pool;
+mod release;
+mod shim;
 mod tracking;
 mod vm;
 
@@ -40,6 +43,9 @@ pub use memory_limit::MemoryLimitStatus;
 pub use overload::OverloadStatus;
 pub use page::StatusPage;
 pub use plan::{PlanStatus, PlannedVm};
+pub use pool::{PoolHost, PoolMove, PoolRecords, PoolStatus};
+pub use release::{ReleasePreview, ReleasedVm};
+pub use shim::{ADVICE as SHIM_ADVICE, ShimStatus};
 pub use tracking::{CurvePoint, MissRatioCurve, TrackingStatus, WorkerStatus};
 pub use vm::{VmChange, VmStatus};
 
@@ -75,6 +81,13 @@ pub struct Explanation {
     pub vm: String,
     /// Several lines of plain text.
     pub text: String,
+}
+
+/// The answer to the host's repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MayHold {
+    /// Memory that it may hold, lent or free.
+    pub may_hold_bytes: u64,
 }
 
 /// The answer to a request that changes something.

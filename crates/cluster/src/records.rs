@@ -7,6 +7,7 @@
 //! hosts/H/target/VM     its last step as the target
 //! controller/seat       the controller's lease: it decides
 //! controller/intents/VM the intended move
+//! controller/excess     the memory that each host keeps for overloads
 //! ```
 //!
 //! All values that a host writes are under a prefix of its own. So etcd can enforce that by the
@@ -14,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::cluster::{ClusterView, HostReport, Intent};
+use model::cluster::{ClusterView, ExcessPlan, HostReport, Intent};
 use model::words::{is_plain, plain};
 use model::{GroupName, HostName, Reading, Time, VmName};
 use policy::handover::{SourceStep, TargetStep};
@@ -27,6 +28,9 @@ use crate::store::Snapshot;
 pub const CONTROLLER_SEAT: &str = "controller/seat";
 /// The prefix of intents.
 pub const INTENTS: &str = "controller/intents/";
+
+/// The key of the memory that each host keeps for overloads.
+pub const EXCESS: &str = "controller/excess";
 
 /// The prefix of all values that a host writes.
 #[must_use]
@@ -86,6 +90,8 @@ pub struct Records {
     pub seated: BTreeSet<HostName>,
     /// The reports of all hosts, including those without a lease.
     pub reports: BTreeMap<HostName, HostReport>,
+    /// The memory that each host keeps for overloads.
+    pub excess: ExcessPlan,
     /// Intents by VM.
     pub intents: BTreeMap<VmName, Intent>,
     /// VMs with unreadable intents: those of a controller of another version.
@@ -108,6 +114,9 @@ impl Records {
             match parts.as_slice() {
                 ["controller", "seat"] => {
                     records.controller = Some(plain(&String::from_utf8_lossy(value)));
+                }
+                ["controller", "excess"] => {
+                    records.excess = serde_json::from_slice(value).unwrap_or_default();
                 }
                 // A VM's name may contain a slash.
                 ["controller", "intents", ..] => {
@@ -174,7 +183,8 @@ impl Records {
             let begun = since.get(vm).map_or(now, |(_, begun)| *begun);
             (vm.clone(), Reading::new(intent.clone(), begun))
         });
-        ClusterView { hosts: hosts.collect(), intents: intents.collect() }
+        let excess = self.excess.clone();
+        ClusterView { hosts: hosts.collect(), intents: intents.collect(), excess }
     }
 }
 

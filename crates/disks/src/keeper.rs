@@ -113,7 +113,8 @@ fn keep(config: &Path, group: &GroupName, sockets: &[Socket]) -> Result<(), Disk
 
 /// Starts the serving process, which ends with this one.
 fn serve(config: &Path, group: &GroupName, sockets: &[Socket]) -> io::Result<Child> {
-    let mut spawn = Spawn::new(std::env::current_exe()?).arg("--config").arg(config);
+    // Always runs this same program, even after an upgrade has replaced its file.
+    let mut spawn = Spawn::new("/proc/self/exe").arg("--config").arg(config);
     spawn = spawn.args(["disks", group.as_str()]);
     for Socket { name, listener, file, user } in sockets {
         let mut inherited = format!("{name}={},{user}", spawn.pass(listener)?);

@@ -228,8 +228,7 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
             let file = inherit(*numbers.get(2).ok_or_else(odd)?)?.into();
             let owner = Owner { user: *user, processes: disk.shared as usize };
             let disk = ServedDisk::build(name, disk, file, cached.as_ref())?;
-            let layer = Arc::new(Ordered::over(disk.layer.clone()));
-            let one = One { name: disk.name.clone(), layer };
+            let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
             let server = Server::of_one(Arc::new(one), owner, budget.clone());
             tokio::spawn(server.listen_unix(listener));
             disks.push(disk);
@@ -300,7 +299,8 @@ impl ServedDisk {
             let through = Arc::new(WriteThrough::new(seal.clone(), file));
             (through.clone(), Some(Near { remote, seal, through }))
         };
-        let layer = Arc::new(Count::over(below));
+        // A client's latency includes its wait for requests to the same bytes.
+        let layer = Arc::new(Count::over(Arc::new(Ordered::over(below))));
         let counters = layer.counters();
         Ok(Self { name: name.to_owned(), vm: spec.vm.clone(), layer, counters, near })
     }
@@ -350,7 +350,7 @@ fn address(repository: &str, tls: Option<&Path>) -> Result<Address, TlsError> {
 /// A server's single export.
 struct One {
     name: String,
-    layer: Arc<Ordered>,
+    layer: Arc<Count>,
 }
 
 impl Catalogue for One {

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use model::Bytes;
 use pageserver::layers::memory::SLAB;
 use pageserver::repository::Repository;
-use policy::lent::{self, Need};
+use policy::lent::{self, Holding, Need};
 use sys::cgroup;
 use sys::meminfo::MemInfo;
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
@@ -21,6 +22,10 @@ use sys::log;
 
 /// Interval at which the host is checked.
 const LOOK: Duration = Duration::from_secs(1);
+/// Interval at which the daemon is asked.
+const ASK: Duration = Duration::from_secs(2);
+/// How long the daemon's word holds.
+const BELIEVED: Duration = Duration::from_secs(30);
 /// How long a slab can be read after its notice.
 const NOTICE: Duration = Duration::from_secs(5);
 /// How long the host must have had enough memory before slabs are pinned again.
@@ -86,15 +91,24 @@ pub(crate) fn own_limit() -> Option<Bytes> {
     cgroup::memory_max(&own).map(Bytes)
 }
 
-/// Watches the host for as long as it is polled.
-pub async fn mind_host(repository: Arc<Repository>) {
+/// Watches the host for as long as it is polled. `may_hold` asks the daemon, which may be gone, how
+/// much a repository with this much may hold.
+pub async fn mind_host(
+    repository: Arc<Repository>,
+    may_hold: impl Fn(Bytes) -> Option<Bytes> + Send + Sync + 'static,
+) {
+    let (told, heard) = watch::channel(None);
+    tokio::spawn(ask(repository.clone(), Arc::new(may_hold), told));
     let (mut noticed_at, mut short_at) = (None, Instant::now());
     loop {
         sleep(LOOK).await;
         let Ok(host) = MemInfo::read() else { continue };
         let leaving = Bytes((repository.lent().leaving * SLAB) as u64);
-        let need = lent::need(host.total, host.available, leaving);
-        if need != Need::HasRoom {
+        let holds = held(&repository);
+        let word = heard.borrow().filter(|(_, at): &(Bytes, Instant)| at.elapsed() < BELIEVED);
+        let holding = word.map(|(may, _)| Holding { holds, may: whole_slabs(may) });
+        let need = lent::need(host.total, host.available, leaving, holding);
+        if !matches!(need, Need::HasRoom | Need::Lacks) {
             short_at = Instant::now();
         }
         match need {
@@ -110,6 +124,9 @@ pub async fn mind_host(repository: Arc<Repository>) {
                 noticed_at = Some(Instant::now());
                 say(&host, done, "given notice of, or taken back");
             }
+            Need::Lacks => {
+                work(&repository, Repository::pin_one).await;
+            }
             Need::HasRoom if short_at.elapsed() >= CALM => {
                 work(&repository, Repository::pin_one).await;
             }
@@ -121,6 +138,27 @@ pub async fn mind_host(repository: Arc<Repository>) {
             say(&host, taken, "taken back after notice");
         }
     }
+}
+
+/// Asks the daemon now and then. The host is watched meanwhile, because the daemon may hang.
+async fn ask(
+    repository: Arc<Repository>,
+    may_hold: Arc<impl Fn(Bytes) -> Option<Bytes> + Send + Sync + 'static>,
+    told: watch::Sender<Option<(Bytes, Instant)>>,
+) {
+    loop {
+        let (may_hold, holds) = (may_hold.clone(), held(&repository));
+        if let Ok(Some(may)) = spawn_blocking(move || may_hold(holds)).await {
+            told.send_replace(Some((may, Instant::now())));
+        }
+        sleep(ASK).await;
+    }
+}
+
+/// The memory that the repository holds, lent or free.
+fn held(repository: &Repository) -> Bytes {
+    let lent = repository.lent();
+    Bytes(((lent.free + lent.lent) * SLAB) as u64)
 }
 
 /// Freeing and pinning memory is slow, so clients are served meanwhile.
@@ -137,6 +175,11 @@ fn say(host: &MemInfo, slabs: usize, what: &str) {
         let (size, available) = (Bytes((slabs * SLAB) as u64), host.available);
         log::info(&format!("the host has {available} available: {size} {what}"));
     }
+}
+
+/// The part of this that whole slabs hold.
+fn whole_slabs(bytes: Bytes) -> Bytes {
+    Bytes(bytes.0 / SLAB as u64 * SLAB as u64)
 }
 
 /// The number of slabs that hold this much.

@@ -34,8 +34,10 @@ const MOST_DIRECTORIES: usize = 1024;
 const EVERY: Duration = Duration::from_secs(2);
 /// Processes are searched once in this number of intervals: a host may have thousands.
 const PROCESSES_EVERY: u32 = 5;
-/// How many times the search for processes waits for sockets that have not been asked yet.
-const MOST_WAITS: u32 = 3;
+/// Pause for sockets that have not been asked yet, before processes are searched.
+const SOON: Duration = Duration::from_millis(500);
+/// Maximum number of these pauses.
+const MOST_WAITS: u32 = 12;
 
 /// An invalid glob.
 #[derive(Debug, thiserror::Error)]
@@ -61,23 +63,32 @@ pub(super) async fn run(shared: Arc<DriverState>, mut places: watch::Receiver<Pl
     shared.records.strike_the_dead().await;
     loop {
         let now = places.borrow_and_update().clone();
-        let is_due = looks.is_multiple_of(PROCESSES_EVERY);
+        // The searches read directories, so they run on threads that may block.
+        let globs = now.globs.clone();
+        let Ok(sockets) = spawn_blocking(move || find(&globs)).await else { return };
+        let mut found = Found { sockets, processes: None };
+        let mut is_any_gone = tasks.follow(&shared, &found);
         // A socket that has not been asked yet may belong to any process. Some sockets may always
         // be new.
+        let is_due = looks.is_multiple_of(PROCESSES_EVERY) || is_any_listed_twice(&shared);
         let by_socket = is_due.then(|| by_socket(&shared, waits < MOST_WAITS)).flatten();
         waits = if is_due && by_socket.is_none() { waits + 1 } else { 0 };
         // If a socket has not been asked yet, the next round tries again.
         looks = looks.wrapping_add(u32::from(!is_due || by_socket.is_some()));
-        // The search reads directories, so it runs on a thread that may block.
-        let domains = shared.domains.pids();
-        let search = move || find_all(&now, &by_socket, domains);
-        let Ok(found) = spawn_blocking(search).await else { return };
+        if let Some(known) = by_socket {
+            let domains = shared.domains.pids();
+            let search = move || processes(now.processes, &known, domains);
+            let Ok(processes) = spawn_blocking(search).await else { return };
+            found.processes = Some(processes);
+            is_any_gone |= tasks.follow(&shared, &found);
+        }
         shared.forget_names(identity::has_ended);
-        if tasks.follow(&shared, &found) {
+        if is_any_gone {
             shared.records.strike_the_dead().await;
         }
         // New globs end the wait early. An error means that no globs can be set any more.
-        if let Ok(Err(_)) = timeout(EVERY, places.changed()).await {
+        let pause = if waits > 0 { SOON } else { EVERY };
+        if let Ok(Err(_)) = timeout(pause, places.changed()).await {
             return;
         }
     }
@@ -107,22 +118,24 @@ fn by_socket(shared: &DriverState, may_wait: bool) -> Option<BTreeSet<u32>> {
     Some(known)
 }
 
-/// Keys of all VMs that exist now; `domains`: processes of libvirt's domains. Without `by_socket`
-/// no processes are searched, because a socket may still lead to each of them.
-fn find_all(
-    places: &Places,
-    by_socket: &Option<BTreeSet<u32>>,
-    mut domains: BTreeSet<u32>,
-) -> Found {
-    let sockets = find(&places.globs);
-    let processes = by_socket.as_ref().map(|known| {
-        domains.retain(|pid| !known.contains(pid));
-        if places.processes {
-            domains.extend(process_vm::find(known));
-        }
-        domains.into_iter().map(process_vm::place_of).collect()
-    });
-    Found { sockets, processes }
+/// Whether a VM is known by its process, and by now also by a socket.
+fn is_any_listed_twice(shared: &DriverState) -> bool {
+    let slots = shared.slots();
+    let of = |is_place: bool| {
+        let wanted = slots.values().filter(move |it| process_vm::is_place(&it.path) == is_place);
+        wanted.filter_map(|slot| slot.state().view.pid).collect::<BTreeSet<_>>()
+    };
+    !of(true).is_disjoint(&of(false))
+}
+
+/// Keys of the VMs without a socket; `known`: processes behind sockets, `domains`: those of
+/// libvirt's domains. `others`: whether all other QEMUs count too.
+fn processes(others: bool, known: &BTreeSet<u32>, mut domains: BTreeSet<u32>) -> Vec<PathBuf> {
+    domains.retain(|pid| !known.contains(pid));
+    if others {
+        domains.extend(process_vm::find(known));
+    }
+    domains.into_iter().map(process_vm::place_of).collect()
 }
 
 struct Found {

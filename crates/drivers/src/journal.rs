@@ -41,7 +41,6 @@ const MOST_BYTES: u64 = 16 << 20;
 
 /// The settings of one VM, in one incarnation, before Overbook changed them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct UndoRecord {
     /// The QMP socket through which they were changed.
     pub socket: PathBuf,
@@ -94,8 +93,8 @@ pub enum JournalError {
     },
 }
 
+/// The file. A newer release may have added keys, which an older one leaves out after a downgrade.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct JournalContent {
     version: u32,
     vms: Vec<UndoRecord>,

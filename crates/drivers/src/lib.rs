@@ -32,6 +32,7 @@ pub mod migration;
 pub mod move_turn;
 pub mod own;
 mod process_vm;
+pub mod proxmox;
 pub mod qmp;
 mod questions;
 mod ram;
@@ -43,7 +44,7 @@ mod tenant;
 pub mod undo;
 mod vm;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use model::ports::{Act, Clock, Sense};
 use model::{
-    Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Link, Means, Spec, Time, VmName,
+    Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Link, Means, Pauses, Spec, Time,
+    VmName, VmView,
 };
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
@@ -69,7 +71,7 @@ use sys::log;
 pub use own::own_processes;
 pub use records::Records;
 pub use tenant::managers;
-pub use undo::{RestoreError, restore_at};
+pub use undo::{Released, RestoreError, Undo, Undone, restore_all};
 
 /// Longest time for an order: a stuck QEMU first misses the deadline of its previous command.
 const ORDER_DEADLINE: Duration = Duration::from_secs(10);
@@ -99,6 +101,9 @@ pub struct Drivers {
     rams: BTreeMap<VmName, Bytes>,
     places: watch::Sender<Places>,
     overlay: Overlay,
+    /// VMs whose managers move their balloons.
+    balanced: BTreeSet<VmName>,
+    taken_over: BTreeSet<VmName>,
     tasks: [AbortHandle; 2],
 }
 
@@ -114,18 +119,21 @@ impl Drivers {
         shared.set_rules(Rules::of(&groups));
         let (places, receiver) = watch::channel(Places { globs, processes });
         let task = tokio::spawn(discovery::run(Arc::clone(&shared), receiver));
-        let domains = tokio::spawn(libvirt::run(Arc::clone(&shared)));
+        let of_domains = Arc::clone(&shared);
+        let domains = tokio::spawn(async move { libvirt::run(&of_domains.domains).await });
         let tasks = [task.abort_handle(), domains.abort_handle()];
         let (host, rams, overlay) = (HostMeter::default(), BTreeMap::new(), Overlay::default());
-        Ok(Self { shared, host, rams, places, overlay, tasks })
+        let (balanced, taken_over) = (BTreeSet::new(), BTreeSet::new());
+        Ok(Self { shared, host, rams, places, overlay, balanced, taken_over, tasks })
     }
 
-    /// The configuration with the groups and limits in the metadata of libvirt's domains. Also
-    /// returns the one before, if it was another one.
+    /// The configuration with the groups and limits that libvirt's metadata and Proxmox's files
+    /// tell. Also returns the one before, if it was another one.
     pub fn with_domains(&mut self, spec: &Arc<Spec>) -> (Arc<Spec>, Option<Arc<Spec>>) {
         let faults = self.overlay.faults.clone();
         let before = self.overlay.spec();
-        let spec = self.overlay.over(spec, &self.shared.domains);
+        let by_proxmox = self.shared.proxmox.settings(&self.shared.slots());
+        let spec = self.overlay.over(spec, &self.shared.domains, by_proxmox);
         if before.as_ref().is_some_and(|before| Arc::ptr_eq(before, &spec)) {
             return (spec, None);
         }
@@ -135,6 +143,12 @@ impl Drivers {
         (spec, before)
     }
 
+    /// The latest answer of [`Drivers::with_domains`].
+    #[must_use]
+    pub fn spec_in_force(&self) -> Option<Arc<Spec>> {
+        self.overlay.spec()
+    }
+
     /// From now on searches these places, for VMs of these groups. VMs found before stay until
     /// their QEMU ends.
     ///
@@ -142,33 +156,48 @@ impl Drivers {
     /// A glob is invalid; the old ones then stay in force.
     pub fn configure(&self, spec: &Spec) -> Result<(), GlobError> {
         discovery::check(&spec.host.qmp)?;
-        let (globs, processes) = (spec.host.qmp.clone(), spec.host.attach == AttachSpec::On);
+        let (globs, processes) = (spec.host.globs(), spec.host.attach == AttachSpec::On);
         self.places.send_replace(Places { globs, processes });
         self.shared.set_rules(Rules::of(&spec.groups));
         Ok(())
     }
 
-    /// Restores every VM, all at the same time, and changes nothing more until
-    /// [`Drivers::take_up`]. Returns the result for each VM that was changed. If the future is
-    /// dropped early, the rest stays on record.
-    pub fn release(&self) -> impl Future<Output = Vec<Released>> + Send + use<> {
-        self.keep_hands_off();
+    /// Restores the VMs that `is_meant` names, or finds out what that would do. Those that lack the
+    /// least are asked first, and none waits for another. The caller has paused them. Returns the
+    /// result for each VM that was changed. If the future is dropped early, the rest stays on
+    /// record.
+    pub fn release<M>(
+        &self,
+        is_meant: M,
+        undo: Undo,
+    ) -> impl Future<Output = Vec<Released>> + Send + use<M>
+    where
+        M: Fn(&VmName) -> bool + Send + Sync + 'static,
+    {
         let shared = Arc::clone(&self.shared);
         async move {
             let deadline = Instant::now() + ORDER_DEADLINE;
             // Every VM's task is asked, because one may just be about to make its first change.
             let slots: Vec<_> = shared.slots().values().cloned().collect();
-            let asked = join_all(slots.iter().map(|slot| order_restore(&shared, slot, deadline)));
-            let mut released: Vec<_> = asked.await.into_iter().flatten().collect();
+            // A VM that does not answer yet may be known by its record alone.
+            let known = shared.records.all().await;
+            let recorded = |slot: &Slot| {
+                known.iter().any(|record| record.socket == slot.path && is_meant(&record.vm))
+            };
+            let meant = slots.iter().filter(|slot| is_meant(&slot.name()) || recorded(slot));
+            let mut meant: Vec<_> = meant.collect();
+            meant.sort_by_cached_key(|slot| lacks(slot));
+            let asked = meant.iter().map(|slot| order_restore(&shared, slot, undo, deadline));
+            let mut released: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
             // VMs that the configuration no longer names have no slot, but may be on record.
             let left = shared.records.all().await;
             let is_asked = |vm: &VmName| released.iter().any(|(asked, _)| asked == vm);
             let left = left.iter().filter(|record| {
-                slots.iter().all(|s| s.path != record.socket) && !is_asked(&record.vm)
+                let has_task = meant.iter().any(|slot| slot.path == record.socket);
+                is_meant(&record.vm) && !has_task && !is_asked(&record.vm)
             });
             let left: Vec<_> = left.cloned().collect();
-            let restored = left.iter().map(|record| restore_at(&shared.records, record));
-            released.extend(join_all(restored).await);
+            released.extend(restore_all(&shared.records, &left, undo).await);
             released
         }
     }
@@ -183,7 +212,7 @@ impl Drivers {
             shared.slots().values().filter(|slot| leaves(&slot.name())).cloned().collect();
         async move {
             let deadline = Instant::now() + ORDER_DEADLINE;
-            let asked = slots.iter().map(|slot| order_restore(&shared, slot, deadline));
+            let asked = slots.iter().map(|slot| order_restore(&shared, slot, Undo::Now, deadline));
             join_all(asked).await.into_iter().flatten().collect()
         }
     }
@@ -197,14 +226,28 @@ impl Drivers {
     pub fn take_up(&self) {
         self.shared.set_hands_off(false);
     }
+
+    /// From now on changes nothing on these VMs and groups, in addition to
+    /// [`Drivers::keep_hands_off`].
+    pub fn set_pauses(&self, pauses: Pauses) {
+        self.shared.set_pauses(pauses);
+    }
 }
 
-/// A VM and the result of its release.
-pub type Released = (VmName, Result<String, RestoreError>);
+/// Memory in the VM's balloon.
+fn lacks(slot: &Slot) -> Bytes {
+    let view = &slot.state().view;
+    view.balloon.map_or(Bytes::ZERO, |balloon| view.ram.minus(balloon.value))
+}
 
-async fn order_restore(shared: &DriverState, slot: &Slot, deadline: Instant) -> Option<Released> {
+async fn order_restore(
+    shared: &DriverState,
+    slot: &Slot,
+    undo: Undo,
+    deadline: Instant,
+) -> Option<Released> {
     let (reply, answer) = oneshot::channel();
-    let answer = match slot.order(VmOrder::Restore(Restore { reply })) {
+    let answer = match slot.order(VmOrder::Restore(Restore { undo, reply })) {
         true => timeout_at(deadline, answer).await.ok().and_then(Result::ok),
         false => None,
     };
@@ -212,13 +255,34 @@ async fn order_restore(shared: &DriverState, slot: &Slot, deadline: Instant) -> 
         Some(outcome) => outcome.map(|outcome| (slot.name(), outcome)),
         // A VM that was not changed need not answer.
         None => {
-            let record = shared.records.at(&slot.path).await?;
+            let life = slot.state().view.incarnation;
+            let record = shared.records.of(&slot.path, life).await?;
             Some((record.vm, Err(RestoreError::Unreachable)))
         }
     }
 }
 
 impl Drivers {
+    /// Where reports about Proxmox's VMs go.
+    #[must_use]
+    pub fn proxmox(&self) -> Arc<proxmox::Proxmox> {
+        Arc::clone(&self.shared.proxmox)
+    }
+
+    /// The VMs whose managers have begun to move their balloons since the last call.
+    pub fn taken_over(&mut self) -> BTreeSet<VmName> {
+        std::mem::take(&mut self.taken_over)
+    }
+
+    fn note_balanced(&mut self, vms: &BTreeMap<VmName, VmView>) {
+        let is_balanced =
+            |view: &VmView| view.manager.as_ref().is_some_and(|it| it.balances.is_some());
+        let now = vms.iter().filter(|(_, view)| is_balanced(view)).map(|(name, _)| name.clone());
+        let now: BTreeSet<_> = now.collect();
+        self.taken_over.extend(now.difference(&self.balanced).cloned());
+        self.balanced = now;
+    }
+
     /// Access to the VMs' tasks for the code that moves VMs between hosts.
     #[must_use]
     pub fn hands(&self) -> hands::Hands {
@@ -236,6 +300,8 @@ impl Sense for Drivers {
     fn view(&mut self) -> HostView {
         let mut vms = self.shared.views();
         self.overlay.tell(&mut vms);
+        self.shared.proxmox.tell(&mut vms);
+        self.note_balanced(&vms);
         self.rams = vms.iter().map(|(name, view)| (name.clone(), view.ram)).collect();
         HostView { host: self.host.read().ok(), vms, ..HostView::default() }
     }

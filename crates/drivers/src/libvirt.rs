@@ -7,7 +7,9 @@
 //! libvirt names, gets its name, balloon and statistics from there ([`guest`]). Its metadata may
 //! name its group and limits ([`settings`]).
 //!
-//! **Invariants.** A host without `overbook-libvirt` is as before. A VM whose domain has not been
+//! **Invariants.** A host without `overbook-libvirt` is as before. A report is about processes, by
+//! PID and start time: it vouches for no later process with the same PID, and a change that was
+//! decided for one QEMU of a domain never reaches its next one. A VM whose domain has not been
 //! reported for [`STALE_AFTER`] counts as one whose QEMU does not answer: nothing is taken from
 //! it. The last known metadata stays in force meanwhile, so no VM leaves its group because a
 //! process has ended. Only a process of root, or of the daemon's own user, is believed.
@@ -19,37 +21,49 @@ mod settings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use model::libvirt::{DomainSettings, LibvirtDomain};
+use model::libvirt::{DomainChange, DomainSettings, LibvirtDomain};
 use model::{Millis, Time, VmName};
 use policy::tuning::STALE_AFTER;
 use sys::clock::boot_now;
+use sys::process::Identity;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
-pub(super) use guest::{DomainGuest, Unreported, restore};
+use link::DomainLink;
+
+pub(super) use guest::{DomainGuest, Restored, Unreported, restore};
 pub(super) use link::run;
 pub(super) use settings::Overlay;
+
+/// Timeout of a report that is to be newer than something else.
+const NEXT_REPORT: Duration = Duration::from_secs(5);
 
 /// The name of the manager, as in messages.
 pub(super) const NAME: &str = "libvirt";
 
-/// The metadata of each domain that has any.
-type AllSettings = BTreeMap<VmName, Result<DomainSettings, String>>;
+/// The settings of each VM that has any from its manager.
+pub(super) type AllSettings = BTreeMap<VmName, Result<DomainSettings, String>>;
 
-/// The latest report about the domains.
+/// The latest report about the domains, and the connection that it comes from.
 #[derive(Debug)]
 pub(super) struct Domains {
     /// The socket of `overbook-libvirt`.
     socket: PathBuf,
     report: Mutex<DomainReport>,
+    /// Notified of each report.
+    news: Notify,
+    link: DomainLink,
 }
 
 #[derive(Debug, Default)]
 struct DomainReport {
-    by_pid: BTreeMap<u32, Arc<LibvirtDomain>>,
+    by_process: BTreeMap<Identity, Arc<LibvirtDomain>>,
     settings: Arc<AllSettings>,
     at: Time,
-    /// Why there is no newer report.
-    fault: Option<String>,
+    /// Why there is no newer report, and since when.
+    fault: Option<(Time, String)>,
 }
 
 /// A domain as last reported.
@@ -64,21 +78,69 @@ pub(super) struct ReportedDomain {
 
 impl Domains {
     pub(super) fn new(socket: PathBuf) -> Self {
-        Self { socket, report: Mutex::default() }
+        let (report, news) = (Mutex::default(), Notify::new());
+        Self { socket, report, news, link: DomainLink::default() }
     }
 
     /// The domain of this process.
-    pub(super) fn of(&self, pid: u32) -> Option<ReportedDomain> {
+    pub(super) fn of(&self, process: Identity) -> Option<ReportedDomain> {
         let report = self.report();
-        let domain = Arc::clone(report.by_pid.get(&pid)?);
+        let domain = Arc::clone(report.by_process.get(&process)?);
         let (at, age) = (report.at, boot_now().since(report.at));
-        let fault = (age > STALE_AFTER).then(|| too_old(age, report.fault.as_deref()));
+        let why = report.fault.as_ref().map(|(_, why)| why.as_str());
+        let fault = (age > STALE_AFTER).then(|| too_old(age, why));
         Some(ReportedDomain { domain, at, fault })
     }
 
-    /// The processes of all domains.
+    /// The domain of this process, by a report for which libvirt was asked after `time`.
+    ///
+    /// # Errors
+    /// There is no such report, or the process is not in it.
+    pub(super) async fn of_after(
+        &self,
+        process: Identity,
+        time: Time,
+    ) -> Result<Arc<LibvirtDomain>, String> {
+        let found = async {
+            loop {
+                let news = self.news.notified();
+                tokio::pin!(news);
+                news.as_mut().enable();
+                {
+                    let report = self.report();
+                    if report.at > time {
+                        let found = report.by_process.get(&process).cloned();
+                        return found.ok_or_else(|| "libvirt does not name it".to_owned());
+                    }
+                    if let Some((_, why)) = report.fault.as_ref().filter(|(at, _)| *at > time) {
+                        return Err(why.clone());
+                    }
+                }
+                news.await;
+            }
+        };
+        let silent = || Err("libvirt does not answer".to_owned());
+        timeout(NEXT_REPORT, found).await.unwrap_or_else(|_| silent())
+    }
+
+    /// Changes the domain of this process.
+    ///
+    /// # Errors
+    /// The reason why it is not known to have happened.
+    pub(super) async fn change(
+        &self,
+        process: Identity,
+        domain: &LibvirtDomain,
+        change: DomainChange,
+    ) -> Result<(), String> {
+        self.link.change(process, &domain.uuid, change).await
+    }
+
+    /// The processes of all domains that run.
     pub(super) fn pids(&self) -> BTreeSet<u32> {
-        self.report().by_pid.keys().copied().collect()
+        let report = self.report();
+        let alive = report.by_process.keys().filter(|process| process.is_alive());
+        alive.map(|process| process.pid).collect()
     }
 
     fn settings(&self) -> Arc<AllSettings> {
@@ -88,22 +150,29 @@ impl Domains {
     fn note(&self, domains: Vec<LibvirtDomain>, at: Time) {
         let told = |domain: &LibvirtDomain| Some((domain.name.clone(), domain.settings.clone()?));
         let settings: AllSettings = domains.iter().filter_map(told).collect();
-        let mut report = self.report();
-        if *report.settings != settings {
-            report.settings = Arc::new(settings);
-        }
         // A process cannot be two domains. Where a file says so, neither is believed.
-        let mut by_pid: BTreeMap<u32, Option<Arc<LibvirtDomain>>> = BTreeMap::new();
+        let mut by_process: BTreeMap<Identity, Option<Arc<LibvirtDomain>>> = BTreeMap::new();
         for domain in domains {
-            let Some(pid) = domain.pid else { continue };
-            by_pid.entry(pid).and_modify(|known| *known = None).or_insert(Some(Arc::new(domain)));
+            let Some(process) = domain.process else { continue };
+            let process = Identity { pid: process.pid, start_ticks: process.start_ticks };
+            let found = by_process.entry(process);
+            found.and_modify(|known| *known = None).or_insert(Some(Arc::new(domain)));
         }
-        report.by_pid = by_pid.into_iter().filter_map(|(pid, it)| Some((pid, it?))).collect();
-        (report.at, report.fault) = (at.min(boot_now()), None);
+        {
+            let mut report = self.report();
+            if *report.settings != settings {
+                report.settings = Arc::new(settings);
+            }
+            let known = by_process.into_iter().filter_map(|(process, it)| Some((process, it?)));
+            report.by_process = known.collect();
+            (report.at, report.fault) = (at.min(boot_now()), None);
+        }
+        self.news.notify_waiters();
     }
 
     fn lose(&self, why: String) {
-        self.report().fault = Some(why);
+        self.report().fault = Some((boot_now(), why));
+        self.news.notify_waiters();
     }
 
     fn report(&self) -> MutexGuard<'_, DomainReport> {
@@ -121,70 +190,15 @@ fn place_of(socket: &Path, domain: &LibvirtDomain) -> PathBuf {
     socket.join(&domain.uuid)
 }
 
-/// The socket and UUID in such a key; `None`: it is another key.
-fn in_place(place: &Path) -> Option<(&Path, &str)> {
-    let socket = place.parent()?;
-    let uuid = place.file_name()?.to_str()?;
-    (socket.file_name()? == model::libvirt::SOCKET_NAME).then_some((socket, uuid))
+/// The socket in such a key; `None`: it is another key.
+pub(super) fn socket_in(place: &Path) -> Option<&Path> {
+    place.parent().filter(|socket| socket.ends_with(model::libvirt::SOCKET_NAME))
 }
 
 /// Whether an undo record with this key is of a domain.
 pub(super) fn is_place(place: &Path) -> bool {
-    in_place(place).is_some()
+    socket_in(place).is_some()
 }
 
 #[cfg(test)]
-mod tests {
-    use model::{Bytes, GuestStats};
-
-    use super::*;
-
-    pub(super) fn domain(name: &str, pid: u32) -> LibvirtDomain {
-        LibvirtDomain {
-            uuid: format!("uuid-of-{name}"),
-            name: name.into(),
-            pid: Some(pid),
-            settings: None,
-            has_balloon: true,
-            max: Bytes::mib(512),
-            current: Some(Bytes::mib(512)),
-            stats: GuestStats::default(),
-            stats_date_s: 0,
-            stats_period_s: 0,
-            reports_free_pages: false,
-            deflates_on_oom: false,
-            is_busy: Some(false),
-        }
-    }
-
-    #[test]
-    fn a_report_grows_old_and_metadata_stays() {
-        let domains = Domains::new("/run/overbook/libvirt.sock".into());
-        assert!(domains.of(7).is_none());
-        let settings = Some(Ok(DomainSettings::default()));
-        domains.note(vec![LibvirtDomain { settings, ..domain("web-1", 7) }], boot_now());
-        assert_eq!(domains.of(7).unwrap().fault, None);
-        domains.lose("connection refused".to_owned());
-        assert_eq!(domains.of(7).unwrap().fault, None, "it is fresh");
-        domains.report().at = Time(0);
-        let fault = domains.of(7).unwrap().fault.unwrap();
-        assert!(fault.ends_with(": connection refused"), "{fault}");
-        assert_eq!(domains.settings().len(), 1);
-    }
-
-    #[test]
-    fn two_domains_of_one_process_are_not_believed() {
-        let domains = Domains::new("/run/libvirt.sock".into());
-        let all = ["a", "b", "c"].map(|name| domain(name, 7));
-        domains.note(all.into(), boot_now());
-        assert!(domains.of(7).is_none());
-    }
-
-    #[test]
-    fn a_record_of_a_domain_has_a_key_of_its_own() {
-        let place = place_of(Path::new("/run/overbook/libvirt.sock"), &domain("a", 7));
-        let socket = Path::new("/run/overbook/libvirt.sock");
-        assert_eq!(in_place(&place), Some((socket, "uuid-of-a")));
-        assert!(!is_place(Path::new("/run/overbook/qmp/libvirt-1.sock")) && !is_place(socket));
-    }
-}
+mod tests;

@@ -97,35 +97,40 @@ pub(super) async fn run(
     mut orders: mpsc::Receiver<VmOrder>,
 ) {
     loop {
-        let outcome = match pid_in(&slot.path).and_then(Identity::of) {
-            Some(process) => {
-                let guest =
-                    DomainGuest::new(&shared, &slot, process.pid, identity::of_process(process));
+        let process = pid_in(&slot.path).and_then(Identity::of);
+        let mut guest = process.map(|process| DomainGuest::new(&shared, &slot, process));
+        let outcome = match (process, &mut guest) {
+            (Some(process), Some(guest)) => {
                 look_after(&shared, &slot, process, guest, &mut orders).await
             }
-            None => Err(GONE.to_owned()),
+            _ => Err(GONE.to_owned()),
         };
         let why = outcome.err().unwrap_or_default();
         let is_end = why == GONE;
         slot.down(why, is_end);
-        refuse(&mut orders);
-        sleep(PAUSE).await;
+        // A request from before does not apply to what is met next.
+        slot.take_wish();
+        let pause = sleep(PAUSE);
+        tokio::pin!(pause);
+        loop {
+            tokio::select! {
+                () = &mut pause => break,
+                Some(order) = orders.recv() => answer(order, guest.as_ref()).await,
+            }
+        }
     }
 }
 
 const GONE: &str = "QEMU has ended";
 
-/// Refuses all orders: the VM has no changes to restore, and it cannot be moved.
-fn refuse(orders: &mut mpsc::Receiver<VmOrder>) {
-    while let Ok(order) = orders.try_recv() {
-        answer(order);
-    }
-}
-
-fn answer(order: VmOrder) {
-    // A dropped reply tells the caller that the move was not made.
-    if let VmOrder::Restore(order) = order {
-        let _ = order.reply.send(None);
+/// Restores the VM, but never moves it.
+async fn answer(order: VmOrder, guest: Option<&DomainGuest<'_>>) {
+    match (order, guest) {
+        (VmOrder::Restore(order), Some(guest)) => guest.obey(order).await,
+        // The process has not been met, so it has not been changed.
+        (VmOrder::Restore(order), None) => drop(order.reply.send(None)),
+        // The dropped reply tells the caller that the move was not made.
+        (VmOrder::Move(_), _) => {}
     }
 }
 
@@ -134,13 +139,13 @@ async fn look_after(
     shared: &DriverState,
     slot: &Slot,
     process: Identity,
-    mut guest: DomainGuest<'_>,
+    guest: &mut DomainGuest<'_>,
     orders: &mut mpsc::Receiver<VmOrder>,
 ) -> Result<(), String> {
     let pid = process.pid;
     let mut rules = shared.rules();
     let (words, mut evidence) = meet(shared, process).await?;
-    let named = || shared.domains.of(pid).map(|reported| reported.domain.name.clone());
+    let named = || shared.domains.of(process).map(|reported| reported.domain.name.clone());
     let by_libvirt = |name| Managed { manager: libvirt::NAME, name };
     evidence.managed = evidence.managed.or_else(|| named().map(by_libvirt));
     let told = name_in(&words).unwrap_or_else(|| name_of_stranger(&slot.path));
@@ -179,10 +184,7 @@ async fn look_after(
                 continue;
             }
             Some(order) = orders.recv() => {
-                match order {
-                    VmOrder::Restore(order) => guest.obey(order).await,
-                    VmOrder::Move(_) => answer(order),
-                }
+                answer(order, Some(guest)).await;
                 continue;
             }
         }
@@ -195,8 +197,9 @@ async fn look_after(
                 return Err("the configuration has changed, it is met anew".to_owned());
             }
         }
-        if evidence.managed.is_none() && named().is_some() {
-            return Err("libvirt names it, it is met anew".to_owned());
+        let is_proxmoxs = || shared.proxmox.has(identity::of_process(process));
+        if evidence.managed.is_none() && (named().is_some() || is_proxmoxs()) {
+            return Err("its manager names it, it is met anew".to_owned());
         }
         if slot.state().name.is_none() {
             // Another VM's socket has claimed this name.
@@ -220,11 +223,12 @@ async fn look_after(
 async fn meet(shared: &DriverState, process: Identity) -> Result<(Vec<String>, Evidence), String> {
     let place = timeout(PATIENCE, Arc::clone(&shared.meetings).acquire_owned()).await;
     let place = place.map_err(|_| "others are being met".to_owned())?;
+    let proxmox = Arc::clone(&shared.proxmox);
     let read = spawn_blocking(move || {
         let _place = place;
         check_program(process)?;
         let words = words_of(process.pid).ok_or(GONE)?;
-        let met = process.still((words, Evidence::of_process(process)));
+        let met = process.still((words, Evidence::of_process(process, &proxmox)));
         met.map_err(|_| GONE.to_owned())
     });
     match timeout(PATIENCE, read).await {
@@ -385,6 +389,33 @@ mod tests {
             assert_eq!(name_in(&words(line)), None, "{line}");
         }
         assert_eq!(name_in(&words("qemu -name /proc/77")), None, "the name of a stranger");
+    }
+
+    /// This process is no QEMU, so it is never looked after.
+    #[tokio::test]
+    async fn an_order_to_restore_between_two_looks_is_not_answered_with_no_changes() {
+        use super::super::records::Records;
+        use crate::journal::{Journal, UndoRecord};
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::new(Journal::open(dir.path()).unwrap());
+        let own = Identity::own().unwrap();
+        let socket = dir.path().join(model::libvirt::SOCKET_NAME);
+        let undo = UndoRecord {
+            balloon: Some(Bytes::mib(512)),
+            ..UndoRecord::untouched("a".into(), socket.join("uuid"), identity::of_process(own))
+        };
+        records.keep(undo.clone()).await.unwrap();
+        let shared = Arc::new(DriverState::new(Duration::from_secs(1), records, socket));
+        let (slot, orders) = Slot::new(place_of(own.pid));
+        let slot = Arc::new(slot);
+        let task = tokio::spawn(run(Arc::clone(&shared), Arc::clone(&slot), orders));
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        assert!(slot.order(VmOrder::Restore(slot::Restore { undo: crate::Undo::Now, reply })));
+        // No report comes.
+        let Some(Err(why)) = answer.await.unwrap() else { panic!("not carried out") };
+        assert_eq!(why.to_string(), "libvirt does not answer");
+        assert_eq!(shared.records.all().await, [undo]);
+        task.abort();
     }
 
     #[test]

@@ -114,6 +114,12 @@ pub(super) fn migration_in(migrate: &Value, status: &Value) -> Migration {
     }
 }
 
+/// Whether the vCPUs are stopped: by a user, by the guest, or by an error of a disk.
+pub(super) fn is_suspended(status: &Value) -> bool {
+    let status = status.get("status").and_then(Value::as_str);
+    matches!(status, Some("paused" | "suspended" | "io-error"))
+}
+
 /// Why QEMU refuses to migrate this VM (VFIO devices, for example).
 pub(super) fn immovable_in(migrate: &Value) -> Option<String> {
     let why = migrate.get("blocked-reasons")?.get(0)?.as_str()?;

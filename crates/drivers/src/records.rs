@@ -38,6 +38,26 @@ impl Records {
         self.0.lock().await.records().find(|record| record.incarnation == incarnation).cloned()
     }
 
+    /// The record for `socket`, or of an incarnation that was changed by another way.
+    pub(super) async fn of(&self, socket: &Path, incarnation: u64) -> Option<UndoRecord> {
+        match self.at(socket).await {
+            None => self.of_life(incarnation).await,
+            found => found,
+        }
+    }
+
+    /// The record of the incarnation in `fresh`, under the socket and name in `fresh`. An earlier
+    /// record of that incarnation is moved there, because it has the originals.
+    pub(super) async fn adopt(&self, fresh: UndoRecord) -> UndoRecord {
+        let Some(old) = self.of_life(fresh.incarnation).await else { return fresh };
+        let undo = UndoRecord { vm: fresh.vm, socket: fresh.socket, ..old.clone() };
+        if undo != old && self.keep(undo.clone()).await.is_ok() && undo.socket != old.socket {
+            // If this fails, the next release restores the VM twice, to the same originals.
+            let _ = self.strike(old).await;
+        }
+        undo
+    }
+
     /// Makes a record durable.
     pub(super) async fn keep(&self, record: UndoRecord) -> Result<(), String> {
         self.write(move |journal| journal.record(&[record])).await

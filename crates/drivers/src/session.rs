@@ -25,7 +25,7 @@ use super::shared::{DriverState, TwoNames, name_of_socket, name_of_stranger};
 use super::slot::{self, BalloonRequest, Restore, Slot, VmOrder};
 use super::tenant::managers::Managed;
 use super::tenant::{Evidence, Rules, Stranger};
-use super::undo::{self, RestoreError};
+use super::undo::{self, RestoreError, Undo};
 use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
 use crate::journal::UndoRecord;
 
@@ -87,12 +87,14 @@ pub(super) struct Session<'a> {
 
 /// The evidence about a VM's identity, read on a blocking thread.
 async fn evidence(
+    shared: &DriverState,
     slot: &Slot,
     peer: &QemuPeer,
     managed: Option<Managed>,
 ) -> Result<Evidence, JoinError> {
     let (path, process, uid) = (slot.path.clone(), peer.process(), peer.uid);
-    spawn_blocking(move || Evidence::of(&path, process, uid, managed)).await
+    let proxmox = Arc::clone(&shared.proxmox);
+    spawn_blocking(move || Evidence::of(&path, process, uid, managed, &proxmox)).await
 }
 
 impl<'a> Session<'a> {
@@ -112,7 +114,7 @@ impl<'a> Session<'a> {
         }
         shared.note_name(peer.incarnation, &told)?;
         let rules = shared.rules();
-        let evidence = evidence(slot, &peer, None).await?;
+        let evidence = evidence(shared, slot, &peer, None).await?;
         let stranger = rules.admit(&told, &evidence).err();
         let name = match &stranger {
             None => told.clone(),
@@ -126,7 +128,8 @@ impl<'a> Session<'a> {
         claimed.map_err(|other| SessionError::TwoSockets { name: name.clone(), other })?;
         let ram = ram::ram(&mut client).await?;
         let device = questions::find_balloon(&mut client).await?;
-        let undo = on_record(shared, slot, &peer, &name).await;
+        let fresh = UndoRecord::untouched(name.clone(), slot.path.clone(), peer.incarnation);
+        let undo = shared.records.adopt(fresh).await;
         let (dating, is_polling, periods) = (Dating::default(), false, 0);
         let mut session = Self {
             shared,
@@ -261,8 +264,8 @@ impl<'a> Session<'a> {
         if self.undo.balloon.is_none() {
             return Ok(());
         }
-        let outcome = undo::restore(&mut self.client, &self.slot.path, &self.undo).await;
-        match undo::strike_out(&self.shared.records, self.undo.clone(), outcome).await {
+        let outcome = undo::restore(&mut self.client, &self.slot.path, &self.undo, Undo::Now).await;
+        match undo::strike_out(&self.shared.records, self.undo.clone(), outcome, Undo::Now).await {
             Ok(_) => (self.undo.balloon, self.undo.stats_interval_s) = (None, None),
             Err(RestoreError::Qmp(error)) if error.is_fatal() => return Err(error),
             // The record stays, and `overbook release` tries again.
@@ -281,7 +284,8 @@ impl<'a> Session<'a> {
         let is_due = self.stranger.is_some() && self.judged_at.elapsed() >= JUDGED_AGAIN;
         if is_due || !Arc::ptr_eq(&rules, &self.rules) {
             self.judged_at = Instant::now();
-            let evidence = evidence(self.slot, &self.peer, self.managed.take()).await?;
+            let managed = self.managed.take();
+            let evidence = evidence(self.shared, self.slot, &self.peer, managed).await?;
             self.managed.clone_from(&evidence.managed);
             if rules.admit(&self.told, &evidence).err() != self.stranger {
                 return Err(SessionError::Rejudged);
@@ -324,6 +328,7 @@ impl<'a> Session<'a> {
             view.migration = Migration::Unknown;
             if let (Ok(migrate), Ok(status)) = (migrate, status) {
                 view.migration = questions::migration_in(&migrate, &status);
+                view.suspended = questions::is_suspended(&status);
                 view.immovable = questions::immovable_in(&migrate);
             }
         }
@@ -445,11 +450,11 @@ impl<'a> Session<'a> {
     /// Makes QEMU poll the guest's statistics once in a period; the original interval is recorded
     /// first.
     async fn ensure_polling(&mut self) -> Result<(), QmpError> {
-        if self.is_polling && !self.shared.is_hands_off() {
+        if self.is_polling && !self.shared.is_hands_off(self.slot) {
             return Ok(());
         }
         self.is_polling = false;
-        let (false, Some(device)) = (self.shared.is_hands_off(), &self.device) else {
+        let (false, Some(device)) = (self.shared.is_hands_off(self.slot), &self.device) else {
             return Ok(());
         };
         let wanted = self.shared.period.as_secs().max(1);
@@ -487,24 +492,26 @@ impl<'a> Session<'a> {
 
     async fn grant_wish(&mut self) -> Result<(), QmpError> {
         let Some(wish) = self.slot.take_wish() else { return Ok(()) };
-        if wish.incarnation != self.peer.incarnation || self.shared.is_hands_off() {
+        if wish.incarnation != self.peer.incarnation || self.shared.is_hands_off(self.slot) {
             return Ok(());
         }
         self.set_balloon(wish).await
     }
 
     /// Restores the changes on record for this socket.
-    async fn obey(&mut self, Restore { reply }: Restore) -> Result<(), QmpError> {
+    async fn obey(&mut self, Restore { undo, reply }: Restore) -> Result<(), QmpError> {
         let records = &self.shared.records;
-        let Some(undo) = records.at(&self.slot.path).await else {
+        let Some(record) = records.at(&self.slot.path).await else {
             // The caller may have stopped waiting.
             drop(reply.send(None));
             return Ok(());
         };
-        let outcome = undo::restore(&mut self.client, &self.slot.path, &undo).await;
-        let outcome = undo::strike_out(records, undo, outcome).await;
-        self.is_polling = false;
-        if outcome.is_ok() {
+        let outcome = undo::restore(&mut self.client, &self.slot.path, &record, undo).await;
+        let outcome = undo::strike_out(records, record, outcome, undo).await;
+        if undo == Undo::Now {
+            self.is_polling = false;
+        }
+        if outcome.is_ok() && undo == Undo::Now {
             (self.undo.balloon, self.undo.ram) = (None, None);
             self.undo.stats_interval_s = None;
         }
@@ -552,23 +559,6 @@ impl<'a> Session<'a> {
         self.client.execute(questions::set_balloon(target)).await?;
         Ok(None)
     }
-}
-
-/// The record of this incarnation of the VM. If it has another socket or name, it is updated.
-async fn on_record(
-    shared: &DriverState,
-    slot: &Slot,
-    peer: &QemuPeer,
-    name: &VmName,
-) -> UndoRecord {
-    let fresh = UndoRecord::untouched(name.clone(), slot.path.clone(), peer.incarnation);
-    let Some(old) = shared.records.of_life(peer.incarnation).await else { return fresh };
-    let undo = UndoRecord { vm: fresh.vm, socket: fresh.socket, ..old.clone() };
-    if undo != old && shared.records.keep(undo.clone()).await.is_ok() && undo.socket != old.socket {
-        // If this fails, the next release finds no QEMU at that socket and removes the record.
-        let _ = shared.records.strike(old).await;
-    }
-    undo
 }
 
 /// A ticker that does not catch up: after a delay the next tick comes a whole period later.

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use model::{VmName, VmView, words};
+use model::{Pauses, VmName, VmView, words};
 use tokio::sync::Semaphore;
 
 use super::libvirt::Domains;
 use super::process_vm;
+use super::proxmox::Proxmox;
 use super::records::Records;
 use super::slot::Slot;
 use super::tenant::Rules;
@@ -25,11 +26,15 @@ pub(super) struct DriverState {
     pub(super) records: Records,
     /// Whether VMs are released: they are watched, but not changed.
     hands_off: AtomicBool,
+    /// VMs that are left alone, although others are not.
+    pauses: Mutex<Pauses>,
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
     rules: Mutex<Arc<Rules>>,
     lives: Mutex<BTreeMap<u64, Told>>,
     /// libvirt's domains, where a process tells of them.
     pub(super) domains: Domains,
+    /// Proxmox's VMs, where a process tells of them.
+    pub(super) proxmox: Arc<Proxmox>,
     /// Permits for reading about newly found processes.
     pub(super) meetings: Arc<Semaphore>,
 }
@@ -49,10 +54,11 @@ impl DriverState {
     /// `libvirt`: the socket of `overbook-libvirt`.
     pub(super) fn new(period: Duration, records: Records, libvirt: PathBuf) -> Self {
         let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
-        let (rules, lives) = (Mutex::default(), Mutex::default());
+        let (rules, lives, pauses) = (Mutex::default(), Mutex::default(), Mutex::default());
         let meetings = Arc::new(Semaphore::new(MEETINGS));
         let domains = Domains::new(libvirt);
-        Self { period, records, hands_off, slots, rules, lives, domains, meetings }
+        let proxmox = Arc::default();
+        Self { period, records, hands_off, pauses, slots, rules, lives, domains, proxmox, meetings }
     }
 
     /// The rules that assign VMs to groups.
@@ -92,8 +98,18 @@ impl DriverState {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn is_hands_off(&self) -> bool {
-        self.hands_off.load(Ordering::Relaxed)
+    /// Whether the VM of this slot is watched, but not changed.
+    pub(super) fn is_hands_off(&self, slot: &Slot) -> bool {
+        if self.hands_off.load(Ordering::Relaxed) {
+            return true;
+        }
+        let name = slot.name();
+        let pauses = lock(&self.pauses);
+        !pauses.is_empty() && pauses.refusal(&name, self.rules().group_of(&name)).is_some()
+    }
+
+    pub(super) fn set_pauses(&self, pauses: Pauses) {
+        *lock(&self.pauses) = pauses;
     }
 
     pub(super) fn set_hands_off(&self, yes: bool) {

@@ -14,7 +14,7 @@ use sys::clock::boot_now;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::move_turn::MoveTurn;
-use super::undo::RestoreError;
+use super::undo::{RestoreError, Undo, Undone};
 
 /// How long a VM is still shown after its QEMU has ended.
 pub(super) const SHOWN_AFTER_END: Millis = Millis::secs(5);
@@ -27,8 +27,10 @@ pub(super) const NOT_ASKED: &str = "connected, not asked yet";
 /// The order to restore the original settings; the sender waits for the reply.
 #[derive(Debug)]
 pub(super) struct Restore {
+    /// Whether it is made.
+    pub(super) undo: Undo,
     /// The result; `None`: there were no changes.
-    pub(super) reply: oneshot::Sender<Option<Result<String, RestoreError>>>,
+    pub(super) reply: oneshot::Sender<Option<Result<Undone, RestoreError>>>,
 }
 
 /// An order to a VM's task, which it answers.

@@ -28,6 +28,7 @@ use model::{GroupName, GroupSpec, NamePattern, VmName};
 use sys::process::Identity;
 use sys::users::{uid_of, user_of_process};
 
+use crate::proxmox::Proxmox;
 use managers::Managed;
 use place::{Makers, SocketLocation};
 
@@ -90,6 +91,12 @@ impl Rules {
         Self(groups.into_iter().map(rule).collect())
     }
 
+    /// The group whose patterns match this name.
+    pub(super) fn group_of(&self, vm: &VmName) -> Option<&GroupName> {
+        let group = self.0.iter().find(|group| group.vms.iter().any(|p| p.matches(vm)))?;
+        Some(&group.name)
+    }
+
     /// Whether a VM that reports the name `told` may have this name.
     ///
     /// # Errors
@@ -138,8 +145,10 @@ impl Evidence {
         process: Option<Identity>,
         uid: Option<u32>,
         managed: Option<Managed>,
+        proxmox: &Proxmox,
     ) -> Self {
-        let managed = managed.or_else(|| process.and_then(managers::name_of));
+        let by = |process| managers::name_of(process, |vmid| proxmox.name_of(vmid));
+        let managed = managed.or_else(|| process.and_then(by));
         let is_shared_user = managed.is_none() && process.is_some_and(managers::share_user_of);
         Self { place: SocketLocation::of(socket), uid, managed, is_shared_user }
     }
@@ -147,8 +156,8 @@ impl Evidence {
     /// Collects the evidence about a VM that is known only by its process.
     ///
     /// Reads files, so it needs a blocking thread.
-    pub(super) fn of_process(process: Identity) -> Self {
-        let managed = managers::name_of(process);
+    pub(super) fn of_process(process: Identity, proxmox: &Proxmox) -> Self {
+        let managed = managers::name_of(process, |vmid| proxmox.name_of(vmid));
         let is_shared_user = managed.is_none() && managers::share_user_of(process);
         let uid = user_of_process(process.pid);
         Self { place: SocketLocation::nowhere(), uid, managed, is_shared_user }

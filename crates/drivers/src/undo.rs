@@ -13,18 +13,21 @@
 //! uses ([`spare`]).
 //!
 //! Restoring works through a running daemon (the socket serves one client at a time) and without
-//! one ([`restore_at`], for `ExecStopPost`). It is idempotent, and is never applied to another
+//! one ([`restore_all`], for `ExecStopPost`). It is idempotent, and is never applied to another
 //! incarnation of the VM.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::path::Path;
 
+use futures_util::future::join_all;
 use model::{Bytes, GuestStats, Millis, VmName};
 use policy::tuning;
 use serde_json::Value;
 
 use super::guest_stats;
 use super::identity;
-use super::libvirt;
+use super::libvirt::{self, Domains, Restored};
 use super::qmp::{QmpClient, QmpError};
 use super::questions;
 use super::ram;
@@ -69,78 +72,158 @@ pub enum RestoreError {
 /// Result for a VM whose QEMU has ended.
 pub(super) const GONE: &str = "its QEMU has ended, nothing is left to undo";
 
-/// Restores the settings in `undo` on the VM behind its socket, and removes the record. Only to
-/// be called while no daemon is connected to the VM.
-pub async fn restore_at(
-    records: &Records,
-    undo: &UndoRecord,
-) -> (VmName, Result<String, RestoreError>) {
-    if libvirt::is_place(&undo.socket) {
-        let outcome = libvirt::restore(undo).await;
-        return (undo.vm.clone(), strike_out(records, undo.clone(), outcome).await);
+/// A VM and the result of its release.
+pub type Released = (VmName, Result<Undone, RestoreError>);
+
+/// Whether the originals are restored, or only what that would do is found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undo {
+    /// They are restored.
+    Now,
+    /// Nothing is changed.
+    DryRun,
+}
+
+/// The effect of a restore.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Undone {
+    /// The restored settings in words.
+    pub words: String,
+    /// Memory that the balloon gives the guest.
+    pub gives: Bytes,
+}
+
+impl Undone {
+    pub(super) fn nothing(why: &str) -> Self {
+        Self { words: why.to_owned(), gives: Bytes::ZERO }
     }
-    let outcome = match QmpClient::connect(&undo.socket).await {
-        Ok(mut client) => restore(&mut client, &undo.socket, undo).await,
-        Err(QmpError::Ended(_)) if identity::has_ended(undo.incarnation) => Ok(GONE.to_owned()),
-        Err(error) if error.is_dead_socket() => Ok(GONE.to_owned()),
-        Err(error) => Err(error.into()),
+
+    pub(super) fn of(done: &[String], gives: Bytes) -> Self {
+        match done {
+            [] => Self::nothing("nothing had been changed"),
+            done => Self { words: done.join(", "), gives },
+        }
+    }
+}
+
+/// Restores the settings in these records on the VMs behind their sockets, all at the same time,
+/// and removes the records. Only to be called while no daemon is connected to these VMs.
+pub async fn restore_all(records: &Records, all: &[UndoRecord], undo: Undo) -> Vec<Released> {
+    let sockets: BTreeSet<&Path> =
+        all.iter().filter_map(|record| libvirt::socket_in(&record.socket)).collect();
+    // All domains share a connection.
+    let domains: BTreeMap<&Path, Domains> =
+        sockets.into_iter().map(|socket| (socket, Domains::new(socket.to_owned()))).collect();
+    let restored = join_all(all.iter().map(|record| {
+        let socket = libvirt::socket_in(&record.socket);
+        restore_at(records, record, undo, socket.and_then(|socket| domains.get(socket)))
+    }));
+    let connected = async {
+        join_all(domains.values().map(libvirt::run)).await;
+        std::future::pending::<Infallible>().await
     };
-    (undo.vm.clone(), strike_out(records, undo.clone(), outcome).await)
+    tokio::select! {
+        restored = restored => restored,
+        never = connected => match never {},
+    }
+}
+
+/// The same for one record; `domains`: the connection for a record of a domain.
+pub(super) async fn restore_at(
+    records: &Records,
+    record: &UndoRecord,
+    undo: Undo,
+    domains: Option<&Domains>,
+) -> Released {
+    let outcome = if libvirt::is_place(&record.socket) {
+        let restored = match domains {
+            Some(domains) => libvirt::restore(domains, record, undo).await,
+            None => Err(RestoreError::Unreachable),
+        };
+        match restored {
+            Ok(Restored { mut done, has_followed: false }) => {
+                done.words += "; it stays on record until the guest has followed";
+                return (record.vm.clone(), Ok(done));
+            }
+            restored => restored.map(|restored| restored.done),
+        }
+    } else {
+        match QmpClient::connect(&record.socket).await {
+            Ok(mut client) => restore(&mut client, &record.socket, record, undo).await,
+            // A socket can be removed while its QEMU runs.
+            Err(error) => {
+                let may_be_gone = error.is_dead_socket() || matches!(error, QmpError::Ended(_));
+                let is_gone = may_be_gone && identity::has_ended(record.incarnation);
+                if is_gone { Ok(Undone::nothing(GONE)) } else { Err(error.into()) }
+            }
+        }
+    };
+    (record.vm.clone(), strike_out(records, record.clone(), outcome, undo).await)
 }
 
 /// Removes the record of settings that were restored.
 pub(super) async fn strike_out(
     records: &Records,
-    undo: UndoRecord,
-    outcome: Result<String, RestoreError>,
-) -> Result<String, RestoreError> {
+    record: UndoRecord,
+    outcome: Result<Undone, RestoreError>,
+    undo: Undo,
+) -> Result<Undone, RestoreError> {
     let done = outcome?;
-    match records.strike(undo).await {
+    if undo == Undo::DryRun {
+        return Ok(done);
+    }
+    match records.strike(record).await {
         Ok(()) => Ok(done),
-        Err(why) => Err(RestoreError::OnRecord { done, why }),
+        Err(why) => Err(RestoreError::OnRecord { done: done.words, why }),
     }
 }
 
-/// Restores the settings in `undo`; describes in words what was done.
+/// Restores the settings in `record`.
 pub(super) async fn restore(
     client: &mut QmpClient,
     socket: &Path,
-    undo: &UndoRecord,
-) -> Result<String, RestoreError> {
+    record: &UndoRecord,
+    undo: Undo,
+) -> Result<Undone, RestoreError> {
     let life = identity::of(client, socket).map(|peer| peer.incarnation);
-    if life.as_ref().ok() != Some(&undo.incarnation) {
+    if life.as_ref().ok() != Some(&record.incarnation) {
         // The record stays as long as its QEMU may be alive.
         return match life {
-            _ if !identity::has_ended(undo.incarnation) => Err(RestoreError::Another),
+            _ if !identity::has_ended(record.incarnation) => Err(RestoreError::Another),
             Err(error) => Err(QmpError::Ended(error).into()),
-            Ok(_) => Ok("its QEMU was restarted since, nothing is left to undo".to_owned()),
+            Ok(_) => Ok(Undone::nothing("its QEMU was restarted since, nothing is left to undo")),
         };
     }
-    let mut done = Vec::new();
+    let (mut done, mut gives) = (Vec::new(), Bytes::ZERO);
     let device = questions::find_balloon(client).await?;
     let spare = match &device {
-        Some(device) if undo.balloon.is_some() => spare(client, device).await?,
+        Some(device) if record.balloon.is_some() => spare(client, device).await?,
         _ => None,
     };
-    if let (Some(seconds), Some(device)) = (undo.stats_interval_s, &device) {
-        client.execute(questions::set_polling(device, seconds)).await?;
+    if let (Some(seconds), Some(device)) = (record.stats_interval_s, &device) {
+        if undo == Undo::Now {
+            client.execute(questions::set_polling(device, seconds)).await?;
+        }
         let off = if seconds == 0 { " (off)" } else { "" };
         done.push(format!("statistics every {seconds} s{off} again"));
     }
-    if let Some(recorded) = undo.balloon {
+    if let Some(recorded) = record.balloon {
         let migration = questions::migration(client).await?;
         let (ram, actual) = ram::with_balloon(client).await?;
-        let original = original(recorded, undo.ram, ram.reach);
+        let original = original(recorded, record.ram, ram.reach);
         if migration != model::Migration::None {
             return Err(RestoreError::Migrating { actual, original });
         }
         let least = actual.minus(spare.unwrap_or_default());
         let size = original.max(least);
         let is_all = size >= ram.reach;
-        client.execute(questions::set_balloon((!is_all).then_some(size))).await?;
+        if undo == Undo::Now {
+            client.execute(questions::set_balloon((!is_all).then_some(size))).await?;
+        }
         done.push(told(size, original));
+        gives = size.minus(actual);
     }
-    Ok(if done.is_empty() { "nothing had been changed".to_owned() } else { done.join(", ") })
+    Ok(Undone::of(&done, gives))
 }
 
 /// Describes the new size of a balloon.
@@ -224,11 +307,11 @@ mod tests {
         let restored = async |life| {
             let undo = UndoRecord::untouched("web-1".into(), socket.clone(), life);
             let mut client = QmpClient::connect(&socket).await.unwrap();
-            restore(&mut client, &socket, &undo).await
+            restore(&mut client, &socket, &undo, Undo::Now).await
         };
         assert!(matches!(restored(own).await, Err(RestoreError::Another)));
         let ended = restored(own + (1 << 22)).await.unwrap();
-        assert!(ended.contains("was restarted since"), "{ended}");
+        assert!(ended.words.contains("was restarted since"), "{ended:?}");
     }
 
     #[test]

@@ -20,11 +20,12 @@ use model::view::Mechanism;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
+use super::identity;
 use super::qmp::QmpError;
 use super::session::{Session, SessionError};
 use super::shared::DriverState;
 use super::slot::{Restore, Slot, VmOrder};
-use super::undo::{self, RestoreError};
+use super::undo::{self, RestoreError, Undone};
 
 /// Pause after the first failure to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -78,10 +79,12 @@ fn is_end(slot: &Slot, error: &SessionError) -> bool {
 
 /// Answers an order that arrives while there is no connection.
 async fn refuse(order: Restore, is_end: bool, shared: &DriverState, slot: &Slot) {
-    let outcome = match shared.records.at(&slot.path).await {
+    let life = slot.state().view.incarnation;
+    let outcome = match shared.records.of(&slot.path, life).await {
         None => None,
-        Some(record) if is_end => {
-            Some(undo::strike_out(&shared.records, record, Ok(undo::GONE.to_owned())).await)
+        Some(record) if is_end && identity::has_ended(record.incarnation) => {
+            let gone = Ok(Undone::nothing(undo::GONE));
+            Some(undo::strike_out(&shared.records, record, gone, order.undo).await)
         }
         Some(_) => Some(Err(RestoreError::Unreachable)),
     };

@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use model::Bytes;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use model::{Bytes, Millis};
+use overbook::cli::{completion, when};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::accel::Choice;
+use crate::evidence::tree::SourceTree;
+use crate::evidence::{EvidenceError, page, papers, queue, recorder};
 use crate::interrupt::{self, EXIT_INTERRUPTED};
 use crate::keeper::{self, Ended};
 use crate::lab::{LabError, Provisions};
@@ -25,7 +29,7 @@ const EXIT_NO_HOST: u8 = 125;
 
 /// Real QEMU guests on this machine: to try Overbook, and to measure what it is worth.
 #[derive(Debug, Parser)]
-#[command(name = "overbook lab", bin_name = "overbook lab", version)]
+#[command(name = "overbook lab", bin_name = "overbook lab", version = version::VERSION)]
 pub struct Cli {
     #[command(subcommand)]
     command: LabCommand,
@@ -63,7 +67,7 @@ enum LabCommand {
     /// Run a scenario and print its figures
     Run {
         /// The scenario (see `list`)
-        #[arg(value_parser = parse_scenario)]
+        #[arg(value_parser = parse_scenario, add = ArgValueCandidates::new(scenarios))]
         scenario: &'static Scenario,
         /// Seed of everything random
         #[arg(long, value_name = "N", default_value_t = 1)]
@@ -75,7 +79,14 @@ enum LabCommand {
         /// A kernel for kvm-host, such as 6.12 [default: 6.1, 6.12 and newest]; repeatable
         #[arg(long = "kernel", value_name = "KERNEL")]
         kernels: Vec<String>,
+        /// Write `results/SCENARIO.json`, in Overbook's source tree
+        #[arg(long)]
+        record: bool,
     },
+    /// Write CLAIMS.md and the page on the papers, in Overbook's source tree
+    Claims,
+    /// Run all scenarios without a fresh record, one after the other
+    Evidence(EvidenceArgs),
     /// Run a script in a virtual host: an emulated machine whose kernel has KVM
     Host(HostArgs),
     /// Hold a lab for `up`
@@ -101,6 +112,44 @@ enum LabCommand {
         #[arg(long)]
         millis: u64,
     },
+}
+
+/// Run all scenarios without a fresh record, one after the other.
+///
+/// It waits until the machine is quiet. Each record is written when its scenario has ended, so the
+/// command can be ended at any time and begun again. Run it in Overbook's source tree after `make
+/// build`, and `make claims` after it.
+#[derive(Debug, Args)]
+struct EvidenceArgs {
+    /// Only scenarios whose code has changed since their record
+    #[arg(long)]
+    stale: bool,
+    /// Only scenarios of one paper: kim, imr, meb, overdriver or smd
+    #[arg(long, value_name = "NAME")]
+    paper: Option<String>,
+    /// The longest time, such as 90min or 8h
+    #[arg(long, value_name = "TIME", default_value = "8h", value_parser = when::length)]
+    budget: Millis,
+}
+
+impl EvidenceArgs {
+    fn run(&self, dir: &std::path::Path, accel: Choice) -> Result<ExitCode, LabError> {
+        let tree = SourceTree::find()?;
+        let papers = papers::all()
+            .map_err(|fault| EvidenceError::Faulty { path: tree.path(papers::PAGE), fault })?;
+        let of_name = |name: &String| papers.iter().find(|paper| paper.name == name);
+        let paper = match &self.paper {
+            None => None,
+            Some(name) => Some(of_name(name).ok_or_else(|| {
+                let known: Vec<&str> = papers.iter().map(|paper| paper.name).collect();
+                LabError::NoPaper { name: name.clone(), known: known.join(", ") }
+            })?),
+        };
+        let accel = accel.to_possible_value().map_or(String::new(), |it| it.get_name().to_owned());
+        let selection = queue::Selection { only_stale: self.stale, paper };
+        let budget = Duration::from_millis(self.budget.0);
+        queue::run(&tree, selection, budget, &queue::options(dir, &accel))
+    }
 }
 
 /// Run a script in a virtual host: an emulated machine whose kernel has KVM.
@@ -155,6 +204,13 @@ impl HostArgs {
     }
 }
 
+fn scenarios() -> Vec<CompletionCandidate> {
+    let offer = |scenario: &Scenario| {
+        CompletionCandidate::new(scenario.name).help(Some(scenario.summary.into()))
+    };
+    SCENARIOS.iter().map(offer).collect()
+}
+
 fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
     let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
     scenario::find(name).ok_or_else(|| format!("no such scenario; there is: {}", known.join(", ")))
@@ -162,6 +218,7 @@ fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
 
 /// Runs the command line. Exit code 0: done and passed; 1: failed; 130: interrupted.
 pub fn main() -> ExitCode {
+    completion::complete("overbook-lab", Cli::command);
     let cli = Cli::parse();
     let is_host = matches!(cli.command, LabCommand::Host(_));
     let result = match cli.command {
@@ -218,14 +275,23 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
             let entries: Vec<_> = SCENARIOS.iter().map(entry).collect();
             show(json, &entries, |_| SCENARIOS.iter().map(line).collect())?;
         }
-        LabCommand::Run { scenario, seed, minutes, kernels } => {
+        LabCommand::Run { scenario, seed, minutes, kernels, record } => {
             let provisions = Provisions::provide(cli.common.accel)?;
             let (minutes, kernels) = (*minutes, kernels.clone());
-            let figures =
-                (scenario.run)(&Context { dir, provisions, seed: *seed, minutes, kernels })?;
+            let context = Context { dir, provisions, seed: *seed, minutes, kernels };
+            let figures = match record {
+                true => recorder::run(context, scenario)?.1,
+                false => (scenario.run)(&context)?,
+            };
             show(json, &figures, |figures| figures.to_table())?;
             return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        LabCommand::Claims => {
+            let changed = page::write_all(&SourceTree::find()?)?;
+            let words = if changed { "written" } else { "as they were" };
+            println!("{} and {}: {words}", page::CLAIMS, papers::PAGE);
+        }
+        LabCommand::Evidence(evidence) => return evidence.run(&dir, cli.common.accel),
         LabCommand::Host(host) => return host.run(),
         LabCommand::Hold => keeper::hold(&dir)?,
         LabCommand::ServeMemory(server) => server.run()?,

@@ -38,6 +38,24 @@ pub enum CommandError {
 /// are not installed among them (tests) need it.
 pub const PROGRAMS_VARIABLE: &str = "OVERBOOK_BIN";
 
+/// The directory next to Overbook's own programs with those of the release before (`make older`).
+pub const OLDER: &str = "older";
+
+/// The environment variable that names another directory for [`OLDER`], for example with the
+/// unpacked package of an earlier release.
+pub const OLDER_VARIABLE: &str = "OVERBOOK_OLDER_BIN";
+
+/// The expected path of program or library `name` of the release before.
+///
+/// # Errors
+/// As for [`own_program`].
+pub fn older_program(name: &str) -> io::Result<PathBuf> {
+    match std::env::var_os(OLDER_VARIABLE).filter(|value| !value.is_empty()) {
+        Some(directory) => Ok(PathBuf::from(directory).join(name)),
+        None => Ok(own_program(OLDER)?.join(name)),
+    }
+}
+
 /// The expected path of Overbook's own program `name`: in the directory that
 /// [`PROGRAMS_VARIABLE`] names, else next to this program.
 ///

@@ -63,6 +63,21 @@ impl From<Mode> for DaemonSettings {
     }
 }
 
+impl DaemonSettings {
+    /// All that it can do: it tracks, merges, takes freed memory, pages, balances and lends.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self {
+            dedup: DedupSpec::Adaptive,
+            free_pages: FreePagesSpec::Lazy,
+            cold: ColdSpec::WhenNeeded,
+            policy: Policy::Balance,
+            lend: true,
+            ..Mode::Enforce.into()
+        }
+    }
+}
+
 /// Further settings for all groups, where these are promised more memory than there is.
 #[derive(Debug, Clone)]
 pub struct Overbooked {
@@ -193,6 +208,18 @@ impl Daemon {
     pub fn kill(&self, lab: &mut Lab) -> Result<(), LabError> {
         self.ensure_alive()?;
         lab.end_helper(NAME, true)
+    }
+
+    /// Ends it in good order (SIGTERM), and starts this program in its place: the same for a
+    /// restart, another one for an upgrade.
+    ///
+    /// # Errors
+    /// When it has already died by itself, or the program does not come up.
+    pub fn change_to(&mut self, lab: &mut Lab, program: &Path) -> Result<(), LabError> {
+        self.ensure_alive()?;
+        lab.end_helper(NAME, false)?;
+        self.program = program.to_owned();
+        self.restart(lab)
     }
 
     /// Starts it again after [`Daemon::kill`].

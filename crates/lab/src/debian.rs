@@ -29,6 +29,8 @@ use crate::packages::{self, Apt, PackageError};
 const PACKAGES: [&str; 5] = ["nginx", "redis-server", "gcc", "libc6-dev", "make"];
 /// The additional package of the system with a relational database.
 const DATABASE: &str = "postgresql";
+/// Packages of a host: an init system and QEMU, and nothing of Overbook's own.
+const HOST_PACKAGES: [&str; 4] = ["dbus", "qemu-system-x86", "systemd", "systemd-sysv"];
 /// Makes the database that the guests' program `postgres` expects.
 const MAKE_DATABASE: &str = "exec setpriv --reuid=postgres --regid=postgres --clear-groups \
     /usr/lib/postgresql/*/bin/initdb -D /var/lib/postgresql/guest \
@@ -71,7 +73,7 @@ const CHECK_LIMIT: Duration = Duration::from_secs(600);
 #[derive(Debug, thiserror::Error)]
 pub enum DebianError {
     /// This user is not root; the files of a Debian belong to many users.
-    #[error("building a Debian for guests needs root: run this once as root")]
+    #[error("building a Debian needs root: run this once as root")]
     NotRoot,
     /// debootstrap could not be downloaded, or the mirror is unknown.
     #[error("getting debootstrap failed: {0}")]
@@ -141,6 +143,19 @@ impl Debian {
     }
 }
 
+/// A directory tree with the smallest Debian that can be a host: systemd, QEMU and apt.
+///
+/// # Errors
+/// As for [`Debian::provide`].
+pub fn host(cache: &Cache) -> Result<PathBuf, DebianError> {
+    let codename = packages::release_codename();
+    let mut hasher = DefaultHasher::new();
+    HOST_PACKAGES.hash(&mut hasher);
+    let entry = format!("host-{codename}-{:016x}", hasher.finish());
+    let fill = |dir: &Path| debootstrap(cache, &codename, &HOST_PACKAGES, &dir.join(TREE));
+    Ok(cache.directory(&entry, fill)?.join(TREE))
+}
+
 /// A table of the code of all executables of these systems, as `overbook static build` makes it.
 ///
 /// # Errors
@@ -156,17 +171,22 @@ pub fn code(systems: &[&Debian]) -> Result<Vec<u8>, DebianError> {
     Ok(table.to_bytes("debian").map_err(OfflineError::from)?)
 }
 
-fn build(cache: &Cache, codename: &str, packages: &[&str], dir: &Path) -> Result<(), DebianError> {
+/// Installs the smallest Debian that has apt, and these packages, into `tree`.
+fn debootstrap(
+    cache: &Cache,
+    codename: &str,
+    packages: &[&str],
+    tree: &Path,
+) -> Result<(), DebianError> {
     if !rustix::process::geteuid().is_root() {
         return Err(DebianError::NotRoot);
     }
-    eprintln!("lab: building a Debian for guests into {}, a minute", cache.root().display());
+    eprintln!("lab: building a Debian into {}, a minute", cache.root().display());
     let tools = cache.scratch()?;
     let apt = Apt::open(cache)?;
     // debootstrap needs wget, which not every Debian has.
     apt.unpack_with_dependencies("debootstrap", tools.path())?;
     let mirror = apt.mirror()?;
-    let tree = dir.join(TREE);
     let tool = |path: &str| tools.path().join(path).display().to_string();
     // debootstrap mounts file systems, and its packages might start servers. All that ends with
     // these namespaces.
@@ -181,7 +201,13 @@ fn build(cache: &Cache, codename: &str, packages: &[&str], dir: &Path) -> Result
     if let Some(key) = &mirror.signed_by {
         debootstrap = debootstrap.arg(format!("--keyring={key}"));
     }
-    command::run("debootstrap", debootstrap.arg(codename).arg(&tree).arg(&mirror.uri))?;
+    command::run("debootstrap", debootstrap.arg(codename).arg(tree).arg(&mirror.uri))?;
+    Ok(())
+}
+
+fn build(cache: &Cache, codename: &str, packages: &[&str], dir: &Path) -> Result<(), DebianError> {
+    let tree = dir.join(TREE);
+    debootstrap(cache, codename, packages, &tree)?;
     if packages.contains(&DATABASE) {
         let chroot = Spawn::new("chroot").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command::run("initdb", chroot.arg(&tree).args(["sh", "-c", MAKE_DATABASE]))?;

@@ -2,12 +2,19 @@
 //! object.
 //!
 //! **Invariants.** Whether a scenario passed is computed from its targets and cannot be claimed.
-//! A figure that is no finite number (nothing was measured) misses every target. Figures stay in
-//! the order in which they were added.
+//! A figure that is no finite number (nothing was measured) misses every target. One of several
+//! rounds meets its target by the same rule as in CLAIMS.md ([`Target::is_met_in`]). A figure that
+//! the scenario claims has the target of its claim, and a claim with a target needs its figure.
+//! Figures stay in the order in which they were added.
 
 use std::fmt::{self, Write};
 
 use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
+
+use crate::evidence::claim::Claim;
+use crate::meb::pairs::{LEAST_COUNT, Median};
+use crate::recording::median;
+use crate::scenario;
 
 /// The target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,6 +42,19 @@ impl Target {
             Self::Equals(wanted) => (value - wanted).abs() < 1e-9,
         }
     }
+
+    /// Whether these rounds, with this median and this 95 % interval, meet it. An exact target must
+    /// be met by every round. Else both ends of the interval must meet it; few rounds have none,
+    /// and their median must.
+    pub fn is_met_in(self, rounds: &[f64], median: f64, interval: Option<[f64; 2]>) -> bool {
+        match (self, interval) {
+            (Self::Equals(_), _) if !rounds.is_empty() => {
+                rounds.iter().all(|value| self.is_met_by(*value))
+            }
+            (_, Some(ends)) => ends.into_iter().all(|end| self.is_met_by(end)),
+            (_, None) => self.is_met_by(median),
+        }
+    }
 }
 
 impl fmt::Display for Target {
@@ -53,6 +73,8 @@ impl fmt::Display for Target {
 pub struct Figure {
     /// The number.
     pub value: f64,
+    /// Its values in the rounds of this run, of which the number is the median; empty: one round.
+    pub rounds: Vec<f64>,
     /// Its unit: `s`, `MiB`, `ops/s`, `ratio`, `count`.
     pub unit: &'static str,
     /// Its target.
@@ -66,7 +88,19 @@ pub struct Figure {
 impl Figure {
     /// A number without a target.
     pub fn new(value: f64, unit: &'static str, note: impl Into<String>) -> Self {
-        Self { value, unit, target: None, paper: None, note: note.into() }
+        Self { value, rounds: Vec::new(), unit, target: None, paper: None, note: note.into() }
+    }
+
+    /// The median of several rounds; no number if one of them is none.
+    pub fn of_rounds(rounds: Vec<f64>, unit: &'static str, note: impl Into<String>) -> Self {
+        let is_known = rounds.iter().all(|value| value.is_finite());
+        let value = if is_known { median(rounds.iter().copied()) } else { f64::NAN };
+        Self { rounds, ..Self::new(value, unit, note) }
+    }
+
+    /// Its value in each round of this run.
+    pub fn values(&self) -> Vec<f64> {
+        if self.rounds.is_empty() { vec![self.value] } else { self.rounds.clone() }
     }
 
     /// The same figure with a target.
@@ -81,8 +115,16 @@ impl Figure {
 
     /// Whether it meets its target, if it has one.
     pub fn met(&self) -> bool {
-        self.target.is_none_or(|target| target.is_met_by(self.value))
+        let interval = self.value.is_finite().then(|| interval(&self.rounds)).flatten();
+        self.target.is_none_or(|target| target.is_met_in(&self.rounds, self.value, interval))
     }
+}
+
+/// The 95 % interval of the median of these rounds; `None`: they are too few for one.
+#[must_use]
+pub fn interval(rounds: &[f64]) -> Option<[f64; 2]> {
+    let Median { low, high, count, .. } = Median::of(rounds.to_vec());
+    (count >= LEAST_COUNT).then_some([low, high])
 }
 
 impl Serialize for Figure {
@@ -110,6 +152,8 @@ pub struct Figures {
     pub runs: u32,
     /// Text above the figures in the table; not part of the JSON object.
     pub preface: String,
+    /// The claims of the scenario of this name.
+    claims: &'static [Claim],
     figures: Vec<(String, Figure)>,
 }
 
@@ -122,13 +166,30 @@ impl Figures {
             seed,
             runs,
             preface: String::new(),
+            claims: scenario::find(scenario).map_or(&[], |scenario| scenario.claims),
             figures: Vec::new(),
         }
     }
 
-    /// Adds one figure.
-    pub fn add(&mut self, name: &str, figure: Figure) {
+    /// Adds one figure. If it is claimed, it gets the claim's unit, target and paper's value.
+    pub fn add(&mut self, name: &str, mut figure: Figure) {
+        if let Some(claim) = self.claims.iter().find(|claim| claim.figure == name) {
+            figure.unit = claim.unit;
+            figure.target = claim.target.or(figure.target);
+            figure.paper = claim.paper.map(str::to_owned).or(figure.paper);
+        }
         self.figures.push((name.to_owned(), figure));
+    }
+
+    /// All figures, with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Figure)> {
+        self.figures.iter().map(|(name, figure)| (name.as_str(), figure))
+    }
+
+    /// Claims with a target whose figure is not there.
+    fn missing(&self) -> impl Iterator<Item = &'static Claim> {
+        let claims = self.claims.iter().filter(|claim| claim.target.is_some());
+        claims.filter(|claim| self.get(claim.figure).is_none())
     }
 
     /// The figure of this name.
@@ -136,15 +197,15 @@ impl Figures {
         self.figures.iter().find(|(known, _)| known == name).map(|(_, figure)| figure)
     }
 
-    /// Whether every figure meets its target. An empty set has not passed.
+    /// Whether every figure meets its target and none is missing. An empty set has not passed.
     pub fn passed(&self) -> bool {
-        !self.figures.is_empty() && self.figures.iter().all(|(_, figure)| figure.met())
+        let is_complete = !self.figures.is_empty() && self.missing().next().is_none();
+        is_complete && self.figures.iter().all(|(_, figure)| figure.met())
     }
 
-    /// As a table for people.
-    pub fn to_table(&self) -> String {
-        let mut rows = vec![["figure", "value", "unit", "target", "", "note"].map(str::to_owned)];
-        for (name, figure) in &self.figures {
+    /// A row for each figure: name, value, unit, target, whether it is met, note.
+    pub fn rows(&self) -> Vec<[String; 6]> {
+        let row = |(name, figure): &(String, Figure)| {
             let target = figure.target.map(|target| target.to_string()).unwrap_or_default();
             let verdict = match figure.target {
                 None => "",
@@ -154,8 +215,21 @@ impl Figures {
             let paper = figure.paper.as_ref().map(|paper| format!(" (paper: {paper})"));
             let note = figure.note.clone() + &paper.unwrap_or_default();
             let (value, unit) = (rounded(figure.value), figure.unit.to_owned());
-            rows.push([name.clone(), value, unit, target, verdict.to_owned(), note]);
-        }
+            [name.clone(), value, unit, target, verdict.to_owned(), note]
+        };
+        let missing = self.missing().map(|claim| {
+            let target = claim.target.map(|target| target.to_string()).unwrap_or_default();
+            let words = ["none", claim.unit, &target, "MISSED", "not measured"].map(str::to_owned);
+            let [value, unit, target, verdict, note] = words;
+            [claim.figure.to_owned(), value, unit, target, verdict, note]
+        });
+        self.figures.iter().map(row).chain(missing).collect()
+    }
+
+    /// As a table for people.
+    pub fn to_table(&self) -> String {
+        let mut rows = vec![["figure", "value", "unit", "target", "", "note"].map(str::to_owned)];
+        rows.extend(self.rows());
         let mut widths = [0; 6];
         for row in &rows {
             for (width, cell) in widths.iter_mut().zip(row) {
@@ -178,7 +252,7 @@ impl Figures {
 }
 
 /// Rounds to three significant digits: a measurement on a shared machine is worth no more.
-fn rounded(value: f64) -> String {
+pub fn rounded(value: f64) -> String {
     match value.abs() {
         size if !size.is_finite() => "none".to_owned(),
         _ if value.fract() == 0.0 => format!("{value:.0}"),
@@ -240,6 +314,35 @@ mod tests {
         assert!(!figures(f64::NAN, Target::Equals(0.0)).passed());
         assert!(!figures(f64::INFINITY, Target::AtLeast(3.0)).passed());
         assert!(!Figures::new("s", "m".into(), 1, 1).passed());
+    }
+
+    #[test]
+    fn several_rounds_are_their_median_and_one_without_a_number_spoils_it() {
+        let of = |rounds: &[f64]| Figure::of_rounds(rounds.to_vec(), "ratio", "n").value;
+        assert!((of(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+        assert!(of(&[3.0, f64::NAN, 2.0]).is_nan() && of(&[]).is_nan());
+    }
+
+    #[test]
+    fn the_worse_end_of_an_interval_decides_and_few_rounds_have_none() {
+        let met = |rounds: &[f64], target| {
+            Figure::of_rounds(rounds.to_vec(), "ratio", "n").target(target).met()
+        };
+        assert!(met(&[0.9, 1.1, 1.2], Target::AtLeast(1.0)));
+        assert!(!met(&[0.9, 1.1, 1.2, 1.2, 1.2, 1.2], Target::AtLeast(1.0)));
+        assert!(met(&[1.0, 1.1, 1.2, 1.2, 1.2, 1.2], Target::AtLeast(1.0)));
+        assert!(!met(&[1.0, 1.1, f64::NAN, 1.2, 1.2, 1.2], Target::AtLeast(1.0)));
+        assert!(!met(&[0.0, 0.0, 1.0], Target::Equals(0.0)));
+    }
+
+    #[test]
+    fn a_claim_gives_its_target_and_misses_without_its_figure() {
+        let mut figures = Figures::new("boot", "m".into(), 1, 1);
+        figures.add("left_behind", Figure::new(0.0, "count", "n"));
+        assert!(!figures.passed() && figures.to_table().contains("above_base_mib"));
+        figures.add("above_base_mib", Figure::new(1.0, "MiB", "n"));
+        assert_eq!(figures.get("above_base_mib").unwrap().target, Some(Target::Equals(0.0)));
+        assert!(!figures.passed());
     }
 
     #[test]

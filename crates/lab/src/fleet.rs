@@ -15,6 +15,11 @@ pub const BASE: Bytes = Bytes::mib(128);
 const MAX: Bytes = Bytes::mib(384);
 const SWAP: Bytes = Bytes::mib(512);
 
+/// The number of small guests, their memory, and the most that one may have.
+const MANY: usize = 40;
+const SMALL: Bytes = Bytes::mib(80);
+const SMALL_MAX: Bytes = Bytes::mib(96);
+
 /// The guest of `shop` that needs more than it has.
 pub const HUNGRY: &str = "shop-1";
 
@@ -45,6 +50,31 @@ pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
         guest("research-1", "research", "verify --mb 40 --rate 40"),
         guest("research-2", "research", "pi --rate 4000"),
     ]
+}
+
+/// The same guests under the shim, the first one's group under the name of `group`.
+#[must_use]
+pub fn managed(guests: Vec<MachineSpec>, group: &str) -> Vec<MachineSpec> {
+    let first = guests.first().map(|guest| guest.group.clone()).unwrap_or_default();
+    let of = |guest: MachineSpec| {
+        let name = if guest.group == first { group.to_owned() } else { guest.group.clone() };
+        MachineSpec { shim: true, group: name, ..guest }
+    };
+    guests.into_iter().map(of).collect()
+}
+
+/// Forty small guests in four groups under the shim, the first of which is called `group`. Nine of
+/// ten idle; the others verify their memory.
+#[must_use]
+pub fn many(seed: u64, group: &str) -> Vec<MachineSpec> {
+    let groups = [group, "red", "green", "blue"];
+    let guest = |number: usize| {
+        let work = if number % 10 == 9 { "verify --mb 12 --rate 12" } else { "idle --common-mb 8" };
+        let name = format!("small-{number}");
+        let spec = MachineSpec::new(&name, groups[number % groups.len()], SMALL, SMALL_MAX, work);
+        MachineSpec { seed: seed + number as u64, shim: true, ..spec }
+    };
+    (0..MANY).map(guest).collect()
 }
 
 /// Waits until the hungry guest works on its whole set, and every guest reports.
@@ -104,5 +134,23 @@ impl Verified {
         let report = machine.last_metric()?.value;
         let number = |name: &str| report[name].as_u64();
         Some(Self { ops: number("ops")?, mb: number("mb")?, bad_bytes: number("bad_bytes")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn managed_guests_have_the_shim_and_the_first_groups_name_is_another() {
+        let of = |guests: &[MachineSpec], group: &str| {
+            assert!(guests.iter().all(|guest| guest.shim));
+            guests.iter().filter(|guest| guest.group == group).count()
+        };
+        assert_eq!(of(&managed(quickstart(1), "served"), "served"), 4);
+        let many = many(1, "served");
+        assert_eq!((many.len(), of(&many, "served"), of(&many, "blue")), (40, 10, 10));
+        let verifying = many.iter().filter(|guest| guest.workload[0] == "verify").count();
+        assert_eq!(verifying, 4);
     }
 }

@@ -24,7 +24,10 @@ const RAM_UNIT_BYTES: u64 = 8192;
 /// The same QEMU with the libraries that `spec` asks for.
 pub(crate) fn equip(mut qemu: Spawn, spec: &MachineSpec, files: &Files) -> Result<Spawn, LabError> {
     if spec.shim {
-        let shim = built(if spec.hot_set { SHIM_WITH_HOT_SET } else { SHIM })?;
+        let shim = match spec.older_shim {
+            true => command::older_program(SHIM)?,
+            false => built(if spec.hot_set { SHIM_WITH_HOT_SET } else { SHIM })?,
+        };
         if shim.to_string_lossy().contains([' ', ':']) {
             return Err(LabError::Preload(shim));
         }

@@ -35,19 +35,44 @@ impl Ksm {
     /// # Errors
     /// When the kernel has none, or this is not root.
     pub fn start(rate: Rate) -> Result<Self, LabError> {
-        let names = ["advisor_mode", "pages_to_scan", "sleep_millisecs", "run"];
-        // Older kernels have no advisor.
-        let known = names.into_iter().filter(|name| Path::new(DIR).join(name).exists());
-        let before =
-            known.map(|name| Ok((name, chosen(&read(name)?)))).collect::<Result<_, LabError>>()?;
-        let ksm = Self { before };
-        if ksm.before.iter().any(|(name, _)| *name == "advisor_mode") {
+        let ksm = Self::keep()?;
+        if ksm.has("advisor_mode") {
             write("advisor_mode", "none")?;
         }
         write("pages_to_scan", &rate.pages.to_string())?;
         write("sleep_millisecs", &rate.sleep_ms.to_string())?;
         write("run", "1")?;
         Ok(ksm)
+    }
+
+    /// Starts it at the rate that the kernel's advisor finds, with smart scan: pages that found no
+    /// match before are skipped at times. `None`: this kernel has no advisor (before Linux 6.8).
+    ///
+    /// # Errors
+    /// When the kernel has none, or this is not root.
+    pub fn start_advised() -> Result<Option<Self>, LabError> {
+        let ksm = Self::keep()?;
+        if !ksm.has("advisor_mode") || !ksm.has("smart_scan") {
+            return Ok(None);
+        }
+        write("sleep_millisecs", &DEFAULT.sleep_ms.to_string())?;
+        write("smart_scan", "1")?;
+        write("advisor_mode", "scan-time")?;
+        write("run", "1")?;
+        Ok(Some(ksm))
+    }
+
+    /// Keeps the settings as they are, to be put back. Older kernels do not have all of them.
+    fn keep() -> Result<Self, LabError> {
+        let names = ["advisor_mode", "smart_scan", "pages_to_scan", "sleep_millisecs", "run"];
+        let known = names.into_iter().filter(|name| Path::new(DIR).join(name).exists());
+        let before =
+            known.map(|name| Ok((name, chosen(&read(name)?)))).collect::<Result<_, LabError>>()?;
+        Ok(Self { before })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.before.iter().any(|(known, _)| *known == name)
     }
 
     /// Stops its scan; merged pages stay merged.

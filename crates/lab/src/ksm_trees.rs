@@ -22,21 +22,35 @@ pub struct Comparisons {
     pub all: u64,
     /// Those of two pages that are not equal.
     pub futile: u64,
+    /// Bytes that were read to tell pages apart: hashed, and compared up to the first difference.
+    /// A comparison reads two pages, and counts once.
+    pub bytes: u64,
 }
 
 impl Comparisons {
     /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
-        Self { all: self.all + other.all, futile: self.futile + other.futile }
+        let Self { all, futile, bytes } = other;
+        Self { all: self.all + all, futile: self.futile + futile, bytes: self.bytes + bytes }
     }
 
     /// Compares two pages, and counts the comparison.
     pub fn compare(&mut self, one: &[u8], other: &[u8]) -> Ordering {
-        let order = one.cmp(other);
+        let differs = one.iter().zip(other).position(|(one, other)| one != other);
+        let (read, order) = match differs {
+            Some(at) => (at + 1, one[at].cmp(&other[at])),
+            None => (one.len().min(other.len()), one.len().cmp(&other.len())),
+        };
         self.all += 1;
         self.futile += u64::from(order != Ordering::Equal);
+        self.bytes += read as u64;
         order
+    }
+
+    /// Counts a page that is hashed.
+    pub fn read(&mut self, page: &[u8]) {
+        self.bytes += page.len() as u64;
     }
 }
 
@@ -59,6 +73,8 @@ pub fn scan(pages: &[&[u8]], passes: u32) -> (Comparisons, u64, u64) {
                 shared += 1;
                 continue;
             }
+            // Its checksum, to be compared with that of the next pass.
+            counted.read(pages[at]);
             // In the first pass no page has an earlier checksum.
             if pass == 0 {
                 continue;
@@ -235,6 +251,17 @@ mod tests {
         assert_eq!(scanned(&[1, 2, 1, 3, 2, 1], 1).1, 0);
         let (_, shared, contents) = scanned(&[1, 2, 1, 3, 2, 1], 2);
         assert_eq!((shared, contents), (5, 2));
+    }
+
+    #[test]
+    fn bytes_are_those_hashed_and_those_compared_up_to_the_first_difference() {
+        let mut counted = Comparisons::default();
+        assert_eq!(counted.compare(&[1, 2, 3, 4], &[1, 2, 9, 4]), Ordering::Less);
+        assert_eq!((counted.futile, counted.bytes), (1, 3));
+        assert_eq!(counted.compare(&[1, 2, 3, 4], &[1, 2, 3, 4]), Ordering::Equal);
+        assert_eq!((counted.all, counted.futile, counted.bytes), (2, 1, 7));
+        // The first pass has no comparison, and a checksum of each page of 64 bytes.
+        assert_eq!(scanned(&[1, 2, 1], 1).0, Comparisons { bytes: 3 * 64, ..Default::default() });
     }
 
     #[test]

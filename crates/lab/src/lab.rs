@@ -110,6 +110,17 @@ pub enum LabError {
     /// An error of the shim's stress.
     #[error(transparent)]
     Stress(#[from] crate::stress::StressError),
+    /// There is no such paper.
+    #[error("no paper {name:?}; there is: {known}")]
+    NoPaper {
+        /// The name that was asked for.
+        name: String,
+        /// All names.
+        known: String,
+    },
+    /// A fault of records or of the sources that they name.
+    #[error(transparent)]
+    Evidence(#[from] crate::evidence::EvidenceError),
     /// The page with plots could not be written.
     #[error(transparent)]
     Report(#[from] crate::report::ReportError),

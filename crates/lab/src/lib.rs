@@ -26,6 +26,7 @@
 //! virtual_host                  an emulated machine with a kernel that has KVM, for the lab
 //! fleet  scenario  recording    guests, experiments, and their record second by second
 //! figures  report  chart        numbers with their targets, tables and plots
+//! evidence                      claims, their records, and CLAIMS.md
 //! ```
 //!
 //! **Invariants.** Everything that the lab starts ends with it: on Ctrl-C, on failure, on
@@ -47,6 +48,7 @@ pub mod cpio;
 pub mod daemon;
 pub mod debian;
 pub mod etcd;
+pub mod evidence;
 pub mod figures;
 pub mod fleet;
 pub mod hosts;
@@ -68,6 +70,7 @@ mod nbd_load;
 mod nbd_servers;
 pub mod overload;
 pub mod packages;
+mod page;
 pub mod pinning;
 pub mod pool;
 mod program;

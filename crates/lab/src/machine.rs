@@ -137,6 +137,8 @@ pub struct MachineSpec {
     pub shim: bool,
     /// Whether that shim has the paper's hot set, which the released one does not have.
     pub hot_set: bool,
+    /// Whether that shim is of the release before ([`OLDER`](crate::command::OLDER)).
+    pub older_shim: bool,
     /// Whether the host backs its memory with small pages only.
     pub small_pages: bool,
     /// Whether KSM may merge its memory.
@@ -172,6 +174,7 @@ impl MachineSpec {
             qemu_options: Vec::new(),
             shim: false,
             hot_set: false,
+            older_shim: false,
             small_pages: false,
             ksm: true,
             cgroup: None,

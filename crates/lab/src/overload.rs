@@ -365,7 +365,8 @@ impl OverloadWatch {
         let taken = if self.moved { PROMISED } else { Bytes::ZERO };
         OverloadSample {
             answered,
-            response_ms: waited / f64::max(asked, 1.0) / 1e3,
+            // Without an answer there is no response time.
+            response_ms: waited / asked / 1e3,
             overloaded_s: self.overloaded.as_secs_f64(),
             traffic: self.sent,
             space: self.held.1.minus(self.held.0).plus(taken),

@@ -7,7 +7,8 @@
 //! **Idea.** `apt-get` works unprivileged on directories of its own. Ours has its own package lists
 //! (the machine's mirror plus its backports, see [`crate::sources`]) but reads the *system's* list
 //! of installed packages, so that only the libraries missing here are downloaded. `dpkg -x` unpacks
-//! them into the cache; the signature check is apt's, as always.
+//! them into the cache; the signature check is apt's, as always. Programs of another release come
+//! with everything that they need, because nothing of it counts as installed.
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,10 @@ use crate::cache::{Cache, CacheError};
 use crate::command::{self, CommandError};
 use crate::sources::{self, Source};
 
+/// The system's list of installed packages.
+const INSTALLED: &str = "/var/lib/dpkg/status";
+/// A list in which nothing is installed.
+const NOTHING_INSTALLED: &str = "/dev/null";
 /// Where Debian's packages put libraries.
 const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
@@ -66,6 +71,8 @@ pub struct Apt {
     root: tempfile::TempDir,
     codename: String,
     sources: Vec<Source>,
+    /// The suite whose packages are preferred.
+    preferred: String,
 }
 
 impl Apt {
@@ -76,9 +83,6 @@ impl Apt {
 
     /// The same with further suites of the release's own mirror, for example `trixie`.
     pub fn open_with(cache: &Cache, suites: &[&str]) -> Result<Self, PackageError> {
-        if !Path::new("/usr/bin/apt-get").exists() {
-            return Err(PackageError::NoApt);
-        }
         let codename = release_codename();
         let mut sources = sources::with_backports(Path::new("/etc/apt"), &codename);
         let main = sources.iter().find(|source| source.suite == codename).cloned();
@@ -87,17 +91,41 @@ impl Apt {
             let further = main.clone().map(|main| Source { suite: (*suite).to_owned(), ..main });
             sources.extend(further.filter(|_| !is_known));
         }
+        let preferred = format!("{codename}-backports");
+        Self::set_up(cache, codename, sources, preferred, INSTALLED)
+    }
+
+    /// With this suite of the release's own mirror alone, and as if nothing were installed.
+    pub fn open_only(cache: &Cache, suite: &str) -> Result<Self, PackageError> {
+        let codename = release_codename();
+        let mut sources = sources::with_backports(Path::new("/etc/apt"), &codename);
+        sources.retain(|source| source.suite == codename);
+        sources.truncate(1);
+        sources.iter_mut().for_each(|source| suite.clone_into(&mut source.suite));
+        Self::set_up(cache, codename, sources, suite.to_owned(), NOTHING_INSTALLED)
+    }
+
+    fn set_up(
+        cache: &Cache,
+        codename: String,
+        sources: Vec<Source>,
+        preferred: String,
+        installed: &str,
+    ) -> Result<Self, PackageError> {
+        if !Path::new("/usr/bin/apt-get").exists() {
+            return Err(PackageError::NoApt);
+        }
         if codename.is_empty() || sources.is_empty() {
             return Err(PackageError::NoSource { codename });
         }
-        let apt = Self { root: cache.scratch()?, codename, sources };
+        let apt = Self { root: cache.scratch()?, codename, sources, preferred };
         for dir in ["state/lists/partial", "cache/archives/partial", "sources.list.d"] {
             let path = apt.root.path().join(dir);
             std::fs::create_dir_all(&path).map_err(|source| PackageError::Io { path, source })?;
         }
         let lines: Vec<String> = apt.sources.iter().map(Source::to_line).collect();
         apt.write("sources.list", &(lines.join("\n") + "\n"))?;
-        apt.write("apt.conf", &configuration(apt.root.path()))?;
+        apt.write("apt.conf", &configuration(apt.root.path(), installed))?;
         apt.run("apt-get", &["-q", "update"])?;
         Ok(apt)
     }
@@ -132,12 +160,21 @@ impl Apt {
         Ok(output.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
     }
 
-    /// Downloads `package` from the backports with all dependencies that this system lacks, and
-    /// unpacks them into `into`.
+    /// Downloads `package`, preferably from the backports, with all dependencies that are not
+    /// installed, and unpacks them into `into`.
     pub fn unpack_with_dependencies(&self, package: &str, into: &Path) -> Result<(), PackageError> {
-        let backports = format!("{}-backports", self.codename);
-        let fixed = ["-q", "-y", "--download-only", "--no-install-recommends", "-t", &backports];
-        self.run("apt-get", &[&fixed[..], &["install", package]].concat())?;
+        self.unpack_all_with_dependencies(&[package], into)
+    }
+
+    /// The same for several packages.
+    pub fn unpack_all_with_dependencies(
+        &self,
+        packages: &[&str],
+        into: &Path,
+    ) -> Result<(), PackageError> {
+        let preferred = &self.preferred;
+        let fixed = ["-q", "-y", "--download-only", "--no-install-recommends", "-t", preferred];
+        self.run("apt-get", &[&fixed[..], &["install"], packages].concat())?;
         self.unpack_archives(&self.root.path().join("cache/archives"), into)
     }
 
@@ -198,13 +235,30 @@ impl Unpacked {
         cache.directory(entry, fill).map(Self)
     }
 
+    /// The same with all packages from this suite, for example `trixie`, and with all their
+    /// dependencies, whether this system has them or not.
+    pub fn provide_from(
+        cache: &Cache,
+        entry: &str,
+        suite: &str,
+        packages: &[&str],
+    ) -> Result<Self, PackageError> {
+        let fill = |dir: &Path| {
+            let (all, root) = (packages.join(", "), cache.root().display());
+            eprintln!("lab: unpacking {all} of {suite} into {root}");
+            Apt::open_only(cache, suite)?.unpack_all_with_dependencies(packages, dir)
+        };
+        cache.directory(entry, fill).map(Self)
+    }
+
     /// The packages that were unpacked into `root`.
-    pub(crate) fn at(root: &Path) -> Self {
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
         Self(root.to_owned())
     }
 
     /// The directory.
-    pub(crate) fn root(&self) -> &Path {
+    pub fn root(&self) -> &Path {
         &self.0
     }
 
@@ -222,11 +276,11 @@ impl Unpacked {
 
 /// All paths are below `root`. Only the proxy, the keys and the list of installed packages are
 /// the system's.
-fn configuration(root: &Path) -> String {
+fn configuration(root: &Path, installed: &str) -> String {
     let root = root.display();
     format!(
         r#"Dir::State "{root}/state";
-Dir::State::status "/var/lib/dpkg/status";
+Dir::State::status "{installed}";
 Dir::Cache "{root}/cache";
 Dir::Etc::sourcelist "{root}/sources.list";
 Dir::Etc::sourceparts "{root}/sources.list.d";

@@ -145,17 +145,36 @@ impl Recording {
     }
 }
 
-/// The median of the values; NaN when there are none.
+/// The median of the values; NaN when there are none, or when one of them is NaN: a middle of the
+/// rest would say more than was measured.
 #[must_use]
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     match values.len() {
+        _ if values.iter().any(|value| value.is_nan()) => f64::NAN,
         0 => f64::NAN,
         n if n % 2 == 1 => values[n / 2],
         n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
     }
 }
+
+/// The ends of a list of numbers. Each is NaN when there are none, or when one of them is not
+/// finite: an extreme of the rest would say more than was measured.
+pub trait Extremes: Iterator<Item = f64> + Sized {
+    /// The greatest.
+    fn largest(self) -> f64 {
+        let known: Option<Vec<f64>> = self.map(|it| it.is_finite().then_some(it)).collect();
+        known.into_iter().flatten().reduce(f64::max).unwrap_or(f64::NAN)
+    }
+
+    /// The least.
+    fn smallest(self) -> f64 {
+        -self.map(|value| -value).largest()
+    }
+}
+
+impl<I: Iterator<Item = f64>> Extremes for I {}
 
 #[cfg(test)]
 mod tests {
@@ -166,6 +185,17 @@ mod tests {
         assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
         assert!((median([4.0, 1.0]) - 2.5).abs() < 1e-9);
         assert!(median([]).is_nan());
+        assert!(median([1.0, f64::NAN, 2.0]).is_nan() && median([-f64::NAN, 1.0, 2.0]).is_nan());
+    }
+
+    #[test]
+    fn an_extreme_needs_every_number() {
+        assert!(([1.0, 3.0, 2.0].into_iter().largest() - 3.0).abs() < 1e-9);
+        assert!(([1.0, -3.0, 2.0].into_iter().smallest() + 3.0).abs() < 1e-9);
+        for unread in [vec![], vec![f64::NAN, 1.0], vec![1.0, f64::NAN], vec![2.0, f64::NAN, 1.0]] {
+            assert!(unread.iter().copied().largest().is_nan(), "{unread:?}");
+            assert!(unread.iter().copied().smallest().is_nan(), "{unread:?}");
+        }
     }
 
     /// One moment per second; each report is its arrival and its count.

@@ -7,13 +7,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::{Bytes, CacheReading, DiskReading};
 use sys::process::{Child, Identity, Signal, Spawn, children_of};
 
 use crate::hosts::{Host, Hosts};
 use crate::inside::built;
+use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::nbd_servers::certificates;
@@ -21,6 +22,8 @@ use crate::nbd_servers::certificates;
 /// The group that the disks belong to.
 pub const GROUP: &str = "swapping";
 const DISK: &str = "swap";
+/// Timeout for the repository's first connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// Timeout for the end of a process.
 const END: Duration = Duration::from_secs(10);
 
@@ -165,7 +168,11 @@ impl RemoteSwap {
     }
 
     fn program(&self, host: Host) -> Result<Spawn, LabError> {
-        let overbook = built("overbook")?;
+        // A file of its own, which an upgrade can replace.
+        let overbook = self.own_program();
+        if !overbook.is_file() {
+            fs::copy(built("overbook")?, &overbook)?;
+        }
         let hosts = self.hosts.as_ref();
         Ok(hosts.map_or_else(|| Spawn::new(&overbook), |hosts| hosts.spawn(host, &overbook)))
     }
@@ -181,12 +188,20 @@ impl RemoteSwap {
         self.disks.as_ref().map(Child::identity)
     }
 
-    /// Kills the process that serves the disk; its keeper starts it again.
+    fn own_program(&self) -> PathBuf {
+        self.dir.join("overbook")
+    }
+
+    /// Kills the process that serves the disk, after an upgrade has removed its program's file;
+    /// its keeper starts it again.
     ///
     /// # Errors
     /// The kernel's error.
     pub fn kill_disks(&mut self) -> Result<(), LabError> {
         let Some(keeper) = &self.disks else { return Ok(()) };
+        if self.own_program().is_file() {
+            fs::remove_file(self.own_program())?;
+        }
         for serving in children_of(keeper.identity().pid)? {
             // The process may be ending by itself.
             let _ = serving.signal(Signal::KILL);
@@ -225,6 +240,22 @@ impl RemoteSwap {
     #[must_use]
     pub fn status(&self) -> Option<DiskReading> {
         self.ask()?.disks.remove(DISK)
+    }
+
+    /// Waits until its repository is connected.
+    ///
+    /// # Errors
+    /// When it is not in time, or the user interrupts.
+    pub fn wait_until_connected(&self) -> Result<(), LabError> {
+        let connected = || self.status()?.repositories.map(|found| found.connected > 0);
+        let end = Instant::now() + CONNECT_LIMIT;
+        while connected() != Some(true) {
+            if Instant::now() > end {
+                return Err(std::io::Error::other("the repository is not connected").into());
+            }
+            interrupt::sleep(Duration::from_millis(50))?;
+        }
+        Ok(())
     }
 
     /// The status of its group's cache; `None`: there is no cache, or no process answers.

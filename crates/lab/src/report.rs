@@ -1,14 +1,13 @@
 //! The report of a scenario: a table on the terminal and a page with plots.
-//!
-//! The page is one self-contained file (plots are SVG within it), so that it can be mailed.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use model::Bytes;
 
-use crate::chart::{self, Chart, ChartError, Line};
+use crate::chart::{Chart, Line};
 use crate::figures::Figures;
+use crate::page;
 use crate::recording::{Moment, Recording};
 
 /// One guest's row in the table, before and after.
@@ -83,9 +82,6 @@ fn count(value: f64) -> String {
 /// Why no report could be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// A plot cannot be drawn.
-    #[error(transparent)]
-    Chart(#[from] ChartError),
     /// The file cannot be written.
     #[error("{path}: {error}")]
     Write {
@@ -99,36 +95,19 @@ pub enum ReportError {
 /// Writes `<scenario>.html`, and its first plot as `<scenario>.svg`, into `dir`.
 ///
 /// # Errors
-/// When a plot cannot be drawn or a file cannot be written.
+/// When a file cannot be written.
 pub fn write(
     dir: &Path,
     figures: &Figures,
     recording: &Recording,
     table: &str,
 ) -> Result<PathBuf, ReportError> {
-    let memory = chart::svg(&memory_chart(recording))?;
-    let operations = chart::svg(&operations_chart(recording))?;
-    let swap = chart::svg(&swap_chart(recording))?;
-    let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
-    let name = escaped(&figures.scenario);
-    let page = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Overbook: {name}</title>\
-         <style>body{{font:15px sans-serif;max-width:920px;margin:2em auto;padding:0 1em}}\
-         pre{{background:#f4f4f4;padding:1em;overflow-x:auto}}svg{{max-width:100%;height:auto}}</style>\
-         <h1>Overbook: {name}</h1><pre>{}</pre><pre>{}</pre>\
-         <h2>Memory of each guest</h2>{memory}\
-         <h2>Operations per second</h2>{operations}<h2>Swap traffic</h2>{swap}</html>\n",
-        escaped(table),
-        escaped(&figures.to_table()),
-    );
-    let save = |end: &str, text: &str| {
-        let path = dir.join(format!("{}.{end}", figures.scenario));
-        std::fs::write(&path, text)
-            .map_err(|error| ReportError::Write { path: path.clone(), error })?;
-        Ok::<_, ReportError>(path)
-    };
-    save("svg", &memory)?;
-    save("html", &page)
+    let plots = [
+        ("Memory of each guest", memory_chart(recording)),
+        ("Operations per second", operations_chart(recording)),
+        ("Swap traffic", swap_chart(recording)),
+    ];
+    page::write(dir, figures, table, &plots.map(|(heading, plot)| (heading.to_owned(), plot)))
 }
 
 fn lines(recording: &Recording, value: impl Fn(&Moment) -> Option<f64>) -> Vec<Line> {

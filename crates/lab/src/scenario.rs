@@ -40,6 +40,7 @@ mod kim_table1;
 mod kim_table2;
 mod kvm_host;
 mod let_go;
+mod measured;
 mod meb_accuracy;
 mod meb_balance;
 mod meb_imt;
@@ -72,6 +73,7 @@ mod worker_kill;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
+use crate::evidence::claim::Claim;
 use crate::figures::Figures;
 use crate::lab::{LabError, Provisions};
 
@@ -130,8 +132,24 @@ pub struct Scenario {
     pub name: &'static str,
     /// Its purpose, in one line.
     pub summary: &'static str,
+    /// Its own source: `file!()`.
+    pub file: &'static str,
+    /// The files and directories that it measures.
+    pub measures: &'static [&'static [&'static str]],
+    /// Its claims, and figures that are told.
+    pub claims: &'static [Claim],
+    /// How often it runs for a record.
+    pub rounds: u32,
     /// Runs it.
     pub run: fn(&Context) -> Result<Figures, LabError>,
+}
+
+impl Scenario {
+    /// All sources whose change makes its record stale.
+    pub fn sources(&self) -> impl Iterator<Item = &'static str> {
+        let measured = self.measures.iter().copied().flatten().copied();
+        std::iter::once(self.file).chain(measured)
+    }
 }
 
 /// All scenarios, in the order of `lab list`.

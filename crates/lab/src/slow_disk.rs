@@ -21,6 +21,8 @@ const REMOVAL: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct SlowDisk {
     dir: PathBuf,
+    /// `major:minor` of the disk.
+    device: String,
 }
 
 impl SlowDisk {
@@ -30,18 +32,25 @@ impl SlowDisk {
     /// # Errors
     /// When this is not root, or the host has no such cgroups, or the file is on no disk.
     pub fn new(name: &str, on: &Path, reads_per_s: u32) -> Result<Self, LabError> {
-        let group = Self {
-            dir: Path::new(ROOT).join(format!("overbook-lab-{name}-{}", std::process::id())),
-        };
-        let rule = format!("{} {reads_per_s}", whole_disk(on)?);
+        let dir = Path::new(ROOT).join(format!("overbook-lab-{name}-{}", std::process::id()));
+        let group = Self { dir, device: whole_disk(on)? };
         if !Path::new(ROOT).exists() {
             return Err(
                 io::Error::other(format!("no cgroups for disks at {ROOT} (version 1)")).into()
             );
         }
         fs::create_dir(&group.dir)?;
-        fs::write(group.dir.join("blkio.throttle.read_iops_device"), rule)?;
+        group.set_rate(reads_per_s)?;
         Ok(group)
+    }
+
+    /// Changes the reads per second of all processes in it together.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_rate(&self, reads_per_s: u32) -> Result<(), LabError> {
+        let rule = format!("{} {reads_per_s}", self.device);
+        Ok(fs::write(self.dir.join("blkio.throttle.read_iops_device"), rule)?)
     }
 
     /// Moves this process into it.
@@ -74,17 +83,23 @@ fn whole_disk(path: &Path) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use requires::{Requirement, requires};
+
     use super::*;
 
     #[test]
     fn a_group_is_gone_when_dropped() {
-        let group = match SlowDisk::new("test", &std::env::temp_dir(), 1000) {
-            Ok(group) => group,
-            Err(error) => return eprintln!("SKIPPED: no disk can be slowed down here: {error}"),
+        let Some(group) =
+            requires(Requirement::DiskCgroup, SlowDisk::new("test", &std::env::temp_dir(), 1000))
+        else {
+            return;
         };
         let dir = group.dir.clone();
         let rule = fs::read_to_string(dir.join("blkio.throttle.read_iops_device")).unwrap();
         assert!(rule.trim().ends_with(" 1000"), "{rule}");
+        group.set_rate(2000).unwrap();
+        let rule = fs::read_to_string(dir.join("blkio.throttle.read_iops_device")).unwrap();
+        assert!(rule.trim().ends_with(" 2000"), "{rule}");
         drop(group);
         assert!(!dir.exists());
     }

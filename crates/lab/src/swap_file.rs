@@ -90,11 +90,11 @@ impl Swapped {
     }
 }
 
-/// A process's memory in swap, in MiB; 0 when the process is gone.
+/// A process's memory in swap, in MiB; NaN when the process is gone.
 #[must_use]
 pub fn swapped_mib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmSwap:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-    kib.unwrap_or(0.0) / 1024.0
+    kib.unwrap_or(f64::NAN) / 1024.0
 }

@@ -82,6 +82,7 @@ impl WorkerProcess {
     pub fn order(&mut self, lab: &Lab, wanted: Wanted) -> Result<(), LabError> {
         let Wanted { tracking: budget, scan_rate, freed, resident, own } = wanted;
         let order = |machine: &Machine| Order {
+            keeps_shares: false,
             incarnation: 1,
             pid: machine.process().pid,
             started: machine.process().start_ticks,

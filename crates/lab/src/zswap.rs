@@ -56,16 +56,15 @@ impl Drop for Zswap {
 
 #[cfg(test)]
 mod tests {
+    use requires::{Requirement, requires};
+
     use super::*;
 
     #[test]
     fn its_settings_are_put_back() {
         let enabled = || fs::read_to_string(Path::new(DIR).join("enabled")).unwrap_or_default();
         let before = enabled();
-        let zswap = match Zswap::start(1) {
-            Ok(zswap) => zswap,
-            Err(error) => return eprintln!("SKIPPED: no zswap can be had here: {error}"),
-        };
+        let Some(zswap) = requires(Requirement::Zswap, Zswap::start(1)) else { return };
         assert_eq!(enabled().trim(), "Y");
         assert!(Zswap::pool().is_ok());
         drop(zswap);

@@ -9,8 +9,9 @@
 
 use model::Bytes;
 use model::libvirt::DomainSettings;
-use model::spec::LimitsSpec;
 use roxmltree::{Document, Node};
+
+use crate::nova;
 
 /// The namespace of Overbook's settings in a domain's metadata.
 pub(crate) const SETTINGS: &str = "https://overbook.example/libvirt/1";
@@ -38,11 +39,13 @@ impl Description {
     pub(crate) fn read(xml: &str) -> Result<Self, String> {
         let document = Document::parse(xml).map_err(|error| error.to_string())?;
         let domain = document.root_element();
-        let settings = child(domain, "metadata")
+        let metadata = child(domain, "metadata");
+        let settings = metadata
             .into_iter()
             .flat_map(|metadata| metadata.children())
             .find(|node| node.tag_name().namespace() == Some(SETTINGS));
-        let mut read = Self { settings: settings.map(settings_in), ..Self::default() };
+        let settings = nova::add_to(settings.map(settings_in), metadata);
+        let mut read = Self { settings, ..Self::default() };
         if let Some(balloon) = balloon_of(domain) {
             let is_on = |key| balloon.attribute(key) == Some("on");
             read.has_balloon = true;
@@ -88,9 +91,7 @@ fn settings_in(node: Node<'_, '_>) -> Result<DomainSettings, String> {
             }
         }
     }
-    let LimitsSpec { min, base, max } = settings.limits;
-    let written: Vec<Bytes> = [min, base, max].into_iter().flatten().collect();
-    if !written.is_sorted() {
+    if !settings.limits.is_ordered() {
         return Err("the limits in its metadata are not in order: min, base, max".to_owned());
     }
     Ok(settings)
@@ -98,6 +99,8 @@ fn settings_in(node: Node<'_, '_>) -> Result<DomainSettings, String> {
 
 #[cfg(test)]
 mod tests {
+    use model::spec::LimitsSpec;
+
     use super::*;
 
     fn with(vm: &str) -> Description {

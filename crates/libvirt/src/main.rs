@@ -17,9 +17,13 @@
 //! `manage` and `unmanage` edit a domain's persistent description ([`manage`]).
 
 mod board;
+mod calls;
+mod connection;
 mod description;
 mod manage;
+mod nova;
 mod places;
+mod qemu;
 mod raw;
 mod serve;
 mod wake;
@@ -32,7 +36,7 @@ use clap::{Args, Parser, Subcommand};
 
 /// Lets Overbook work on libvirt's domains, by libvirt's own calls.
 #[derive(Debug, Parser)]
-#[command(name = "overbook-libvirt", version, max_term_width = 100)]
+#[command(name = "overbook-libvirt", version = version::VERSION, max_term_width = 100)]
 struct CommandLine {
     /// The connection to libvirt
     #[arg(long, global = true, value_name = "URI", default_value = "qemu:///system")]

@@ -15,9 +15,9 @@ use std::path::Path;
 
 use roxmltree::{Document, Node};
 use similar::TextDiff;
-use virt::connect::Connect;
 use virt::domain::Domain;
 
+use crate::connection::OpenConnection;
 use crate::description::{balloon_of, child};
 use crate::said;
 
@@ -68,7 +68,7 @@ fn rewrite(
     if name.contains('\0') {
         return Err("no such domain".to_owned());
     }
-    let connect = Connect::open(Some(uri)).map_err(told)?;
+    let connect = OpenConnection::open(uri).map_err(told)?;
     let domain = Domain::lookup_by_name(&connect, name).map_err(told)?;
     if !domain.is_persistent().map_err(told)? {
         return Err(format!("{name} is transient: libvirt keeps no description of it"));

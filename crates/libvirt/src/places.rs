@@ -23,6 +23,12 @@ impl CallPlaces {
     pub(crate) fn take(&self) -> Option<CallPlace> {
         (Arc::strong_count(&self.taken) <= self.most).then(|| CallPlace(Arc::clone(&self.taken)))
     }
+
+    /// The number of places that are taken.
+    #[cfg(test)]
+    pub(crate) fn taken(&self) -> usize {
+        Arc::strong_count(&self.taken) - 1
+    }
 }
 
 #[cfg(test)]

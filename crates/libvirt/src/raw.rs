@@ -25,6 +25,8 @@ pub(crate) struct DomainStats {
     pub(crate) uuid: String,
     /// Its name.
     pub(crate) name: String,
+    /// libvirt's number of the domain, which each start of it changes.
+    pub(crate) number: u32,
     /// The numbers, by libvirt's names. Sizes are in KiB.
     pub(crate) fields: BTreeMap<String, u64>,
 }
@@ -57,9 +59,10 @@ unsafe fn read(record: &virt_sys::virDomainStatsRecord) -> DomainStats {
     let mut uuid = [0; virt_sys::VIR_UUID_STRING_BUFLEN as usize];
     // SAFETY: the record's domain is valid, and the buffer has the length that libvirt asks for.
     // Both texts end with a zero byte, which the buffer has in any case.
-    let (uuid, name) = unsafe {
+    let (uuid, name, number) = unsafe {
         virt_sys::virDomainGetUUIDString(record.dom, uuid.as_mut_ptr());
-        (text(uuid.as_ptr()), text(virt_sys::virDomainGetName(record.dom)))
+        let name = text(virt_sys::virDomainGetName(record.dom));
+        (text(uuid.as_ptr()), name, virt_sys::virDomainGetID(record.dom))
     };
     let count = usize::try_from(record.nparams).unwrap_or(0);
     let mut fields = BTreeMap::new();
@@ -79,7 +82,7 @@ unsafe fn read(record: &virt_sys::virDomainStatsRecord) -> DomainStats {
         };
         fields.extend(value.map(|value| (name, value)));
     }
-    DomainStats { uuid, name, fields }
+    DomainStats { uuid, name, number, fields }
 }
 
 /// # Safety

@@ -4,24 +4,27 @@
 //! asks is. **Idea.** Each round runs on a thread with a connection of its own. A round that takes
 //! longer than [`PATIENCE`] is left behind, and the next one uses a new thread. libvirt leaves out
 //! a domain whose QEMU owes it an answer, so one stuck domain costs one round, and the others are
-//! seen again. At most [`MOST_STUCK`] threads are left behind; after that the watcher waits for
-//! one of them.
+//! seen again. libvirt 11 asks QEMU also for a description. So a known one is read again only if
+//! the domain has answered, and no round reads one for which another round still waits. At most
+//! [`MOST_STUCK`] threads are left behind; after that the watcher waits for one of them.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use model::libvirt::{FromLibvirt, LibvirtDomain};
+use model::libvirt::{DomainProcess, FromLibvirt, LibvirtDomain};
 use model::{Bytes, GuestStats};
 use sys::clock::boot_now;
 use virt::connect::Connect;
 use virt::domain::Domain;
 
 use crate::board::Board;
+use crate::connection::OpenConnection;
 use crate::description::Description;
 use crate::places::CallPlaces;
+use crate::qemu::process_of;
 use crate::raw::{self, DomainStats, Subscription};
 use crate::said;
 use crate::wake::WAKE;
@@ -36,19 +39,21 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const MOST_STUCK: usize = 8;
 /// A description is read again after this time, because events may be lost.
 const READ_AGAIN: Duration = Duration::from_secs(10);
-/// The directory in which libvirt keeps the PIDs of its QEMUs.
-const PIDS: &str = "/run/libvirt/qemu";
-
 /// `VIR_DOMAIN_PAUSED` and `VIR_DOMAIN_PAUSED_MIGRATION`: a domain that arrives, or has left.
 const MIGRATES: (u64, u64) = (3, 2);
+
+/// `VIR_DOMAIN_PAUSED` and `VIR_DOMAIN_PMSUSPENDED`: the vCPUs of a domain are stopped.
+const STOPPED: [u64; 2] = [3, 7];
 
 /// Watches until the process ends.
 pub(crate) fn run(uri: &str, board: &Board) -> ! {
     let threads = CallPlaces::new(MOST_STUCK + 1);
+    let descriptions = Arc::new(Mutex::default());
     let mut worker: Option<RoundThread> = None;
     let mut may_be_new = true;
     loop {
-        let news = match worker.take().or_else(|| RoundThread::start(uri, &threads)) {
+        let news = match worker.take().or_else(|| RoundThread::start(uri, &threads, &descriptions))
+        {
             None => lost(format!("{MOST_STUCK} calls of libvirt do not come back")),
             Some(current) => match current.round(may_be_new) {
                 Ok(Ok(message)) => {
@@ -79,13 +84,17 @@ struct RoundThread {
 
 impl RoundThread {
     /// `None`: too many threads are stuck.
-    fn start(uri: &str, threads: &CallPlaces) -> Option<Self> {
+    fn start(
+        uri: &str,
+        threads: &CallPlaces,
+        descriptions: &Arc<Mutex<Descriptions>>,
+    ) -> Option<Self> {
         let place = threads.take()?;
         let (orders, inbox) = channel();
         let (outbox, outcomes) = channel();
-        let uri = uri.to_owned();
+        let (uri, descriptions) = (uri.to_owned(), Arc::clone(descriptions));
         thread::spawn(move || {
-            work(&uri, &inbox, &outbox);
+            work(&uri, &descriptions, &inbox, &outbox);
             drop(place);
         });
         Some(Self { orders, outcomes })
@@ -106,16 +115,20 @@ impl RoundThread {
 }
 
 /// Answers orders until one fails or the watcher has left this thread behind.
-fn work(uri: &str, orders: &Receiver<bool>, outcomes: &Sender<Outcome>) {
-    let connect = match Connect::open(Some(uri)) {
+fn work(
+    uri: &str,
+    descriptions: &Mutex<Descriptions>,
+    orders: &Receiver<bool>,
+    outcomes: &Sender<Outcome>,
+) {
+    let connect = match OpenConnection::open(uri) {
         Ok(connect) => connect,
         // Nothing listens if the watcher has given up.
         Err(error) => return drop(outcomes.send(Err(said(&error)))),
     };
     let events = Subscription::new(&connect);
-    let mut known = BTreeMap::new();
     while let Ok(may_be_new) = orders.recv() {
-        let outcome = look(&connect, &mut known, may_be_new);
+        let outcome = look(&connect, descriptions, may_be_new);
         let is_over = outcome.is_err();
         if outcomes.send(outcome).is_err() || is_over {
             break;
@@ -124,14 +137,31 @@ fn work(uri: &str, orders: &Receiver<bool>, outcomes: &Sender<Outcome>) {
     drop(events);
 }
 
-/// A description, and the time at which it was read.
-type Known = BTreeMap<String, (Instant, Option<u32>, Description)>;
+/// The descriptions of domains, by UUID.
+#[derive(Debug, Default)]
+struct Descriptions {
+    known: BTreeMap<String, KnownDomain>,
+    /// Those that a round reads now, or was left behind with.
+    being_read: BTreeSet<String>,
+}
 
-fn look(connect: &Connect, known: &mut Known, may_be_new: bool) -> Outcome {
+/// A domain's description.
+#[derive(Clone, Debug)]
+struct KnownDomain {
+    /// libvirt's number of the domain, which each start of it changes.
+    number: u32,
+    /// The time at which it was read.
+    read: Instant,
+    process: Option<DomainProcess>,
+    description: Description,
+}
+
+fn look(connect: &Connect, descriptions: &Mutex<Descriptions>, may_be_new: bool) -> Outcome {
     let at = boot_now();
     let all = raw::stats_of_all(connect).map_err(|error| said(&error))?;
-    known.retain(|uuid, _| all.iter().any(|stats| stats.uuid == *uuid));
-    let domains = all.into_iter().filter_map(|stats| domain(connect, stats, known, may_be_new));
+    lock(descriptions).known.retain(|uuid, _| all.iter().any(|stats| stats.uuid == *uuid));
+    let domains =
+        all.into_iter().filter_map(|stats| domain(connect, stats, descriptions, may_be_new));
     Ok(FromLibvirt::Domains { at, domains: domains.collect() })
 }
 
@@ -139,26 +169,33 @@ fn look(connect: &Connect, known: &mut Known, may_be_new: bool) -> Outcome {
 fn domain(
     connect: &Connect,
     stats: DomainStats,
-    known: &mut Known,
+    descriptions: &Mutex<Descriptions>,
     may_be_new: bool,
 ) -> Option<LibvirtDomain> {
     let handle = Domain::lookup_by_uuid_string(connect, &stats.uuid).ok()?;
-    let is_fresh = |(read, ..): &(Instant, _, _)| !may_be_new && read.elapsed() < READ_AGAIN;
-    if !known.get(&stats.uuid).is_some_and(is_fresh) {
-        let description = Description::read(&handle.get_xml_desc(0).ok()?).ok()?;
-        known.insert(stats.uuid.clone(), (Instant::now(), pid_of(&stats.name), description));
+    // Only a QEMU that has just answered libvirt is known to be the domain's.
+    let has_answered = stats.fields.contains_key("balloon.rss");
+    let own = lock(descriptions).known.get(&stats.uuid).cloned();
+    let own = own.filter(|known| known.number == stats.number);
+    let is_fresh = |known: &KnownDomain| !may_be_new && known.read.elapsed() < READ_AGAIN;
+    let mut current = match own {
+        Some(known) if is_fresh(&known) || !has_answered => known,
+        own => read(&handle, &stats, descriptions).or(own)?,
+    };
+    if has_answered && current.process.is_none() {
+        current.process = process_of(&stats.name);
     }
-    let (_, pid, description) = known.get(&stats.uuid)?.clone();
+    let KnownDomain { process, description, .. } = current.clone();
+    lock(descriptions).known.insert(stats.uuid.clone(), current);
     let field = |name: &str| stats.fields.get(name).copied();
     let is_migrating =
         (field("state.state"), field("state.reason")) == (Some(MIGRATES.0), Some(MIGRATES.1));
-    // QEMU has just answered libvirt, so it also answers the question about a migration.
-    let has_answered = field("balloon.rss").is_some();
+    // A QEMU that has just answered also answers the question about a migration.
     let job = has_answered.then(|| handle.get_job_info().ok()).flatten();
     let is_busy = job.map(|job| raw::is_job(&job));
     Some(LibvirtDomain {
         name: stats.name.as_str().into(),
-        pid,
+        process,
         settings: description.settings,
         has_balloon: description.has_balloon,
         max: kib(field("balloon.maximum")).unwrap_or_default(),
@@ -169,8 +206,33 @@ fn domain(
         reports_free_pages: description.reports_free_pages,
         deflates_on_oom: description.deflates_on_oom,
         is_busy: if is_migrating { Some(true) } else { is_busy },
+        is_suspended: is_suspended(field("state.state")),
         uuid: stats.uuid,
     })
+}
+
+/// Reads a domain's description. `None`: it cannot be read, or another round waits for it.
+fn read(
+    handle: &Domain,
+    stats: &DomainStats,
+    descriptions: &Mutex<Descriptions>,
+) -> Option<KnownDomain> {
+    if !lock(descriptions).being_read.insert(stats.uuid.clone()) {
+        return None;
+    }
+    let text = handle.get_xml_desc(0);
+    lock(descriptions).being_read.remove(&stats.uuid);
+    let description = Description::read(&text.ok()?).ok()?;
+    Some(KnownDomain { number: stats.number, read: Instant::now(), process: None, description })
+}
+
+/// Held only to copy in and out: a thread that is left behind must not hold it.
+fn lock(descriptions: &Mutex<Descriptions>) -> MutexGuard<'_, Descriptions> {
+    descriptions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_suspended(state: Option<u64>) -> bool {
+    state.is_some_and(|state| STOPPED.contains(&state))
 }
 
 fn guest_stats(field: impl Fn(&str) -> Option<u64>) -> GuestStats {
@@ -192,18 +254,17 @@ fn kib(size: Option<u64>) -> Option<Bytes> {
     size.filter(|kib| *kib < u64::MAX >> 10).map(|kib| Bytes(kib << 10))
 }
 
-/// QEMU's process. libvirt writes its number, and only root writes there.
-fn pid_of(name: &str) -> Option<u32> {
-    if name.contains('/') {
-        return None;
-    }
-    let file = Path::new(PIDS).join(format!("{name}.pid"));
-    std::fs::read_to_string(file).ok()?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_domain_that_is_paused_or_asleep_is_suspended() {
+        let suspended: Vec<u64> = (0..=9).filter(|state| is_suspended(Some(*state))).collect();
+        let expected = [virt_sys::VIR_DOMAIN_PAUSED, virt_sys::VIR_DOMAIN_PMSUSPENDED];
+        assert_eq!(suspended, expected.map(u64::from));
+        assert!(!is_suspended(None));
+    }
 
     #[test]
     fn sizes_are_kib_and_an_absent_statistic_stays_absent() {
@@ -219,10 +280,5 @@ mod tests {
             ..GuestStats::default()
         };
         assert_eq!(stats, expected);
-    }
-
-    #[test]
-    fn a_name_that_is_a_path_has_no_process() {
-        assert_eq!(pid_of("../../../run/sshd"), None);
     }
 }

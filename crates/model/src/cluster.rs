@@ -5,15 +5,35 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::words::maybe_of_others;
-use crate::{Bytes, GroupName, HostName, Reading, Severity, Time, VmName};
+use crate::{Bytes, GroupName, HostName, Reading, Severity, Time, Together, VmName};
 
 /// A host's report: only the data that other hosts need to decide.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostReport {
     /// The host's memory without its reserve.
     pub memory: Bytes,
+    /// Whether VMs can move to this host.
+    #[serde(default = "yes")]
+    pub receives: bool,
+    /// The most memory that its repository would hold for other hosts; zero: it has none.
+    #[serde(default)]
+    pub lends: Bytes,
+    /// The memory that its repository holds now, lent or free. It is not part of `memory`.
+    #[serde(default)]
+    pub holds: Bytes,
     /// The host's managed VMs.
     pub vms: BTreeMap<VmName, VmReport>,
+    /// Memory that the host never hands out; for people.
+    #[serde(default)]
+    pub reserve: Bytes,
+    /// Pages of the VMs that lie in other hosts' memory; for people.
+    #[serde(default)]
+    pub in_repositories: Bytes,
+}
+
+/// Hosts of an older version do not tell.
+fn yes() -> bool {
+    true
 }
 
 /// A host's report of one VM.
@@ -29,9 +49,47 @@ pub struct VmReport {
     pub severity: Severity,
     /// Pages paged in and out since this overload began.
     pub paged: u64,
+    /// How often it is overloaded; `None`: not measured.
+    #[serde(default)]
+    pub rates: Option<OverloadRates>,
     /// Why the VM cannot be moved; `None`: it can.
     #[serde(default, deserialize_with = "maybe_of_others")]
     pub immovable: Option<String>,
+}
+
+/// Shares of the time in which a VM is overloaded, in thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverloadRates {
+    /// Of transient overloads.
+    pub transient: u16,
+    /// Of sustained ones.
+    pub sustained: u16,
+}
+
+/// Memory that is kept for overloads: excess space (Williams 2011 §4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExcessSpace {
+    /// For VMs in sustained overload, which move to it.
+    pub targets: Bytes,
+    /// For pages of VMs in transient overload, in repositories.
+    pub repositories: Bytes,
+}
+
+/// The excess space of a pool, as its controller has shared it out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExcessPlan {
+    /// The probability that it suffices at any moment, 0 to 1.
+    pub certainty: f64,
+    /// The need of all VMs.
+    pub need: ExcessSpace,
+    /// The part of the need that no host has room for.
+    pub missing: ExcessSpace,
+    /// The part of each host.
+    pub shares: BTreeMap<HostName, ExcessSpace>,
+    /// How often VMs of the pool were overloaded at once, by one count at each plan. `transient`
+    /// counts all overloads, because sustained ones page to repositories as well.
+    #[serde(default)]
+    pub together: Together,
 }
 
 /// A VM that is to change hosts.
@@ -56,6 +114,9 @@ pub struct ClusterView {
     pub hosts: BTreeMap<HostName, Reading<HostReport>>,
     /// Intents in flight, by VM, each with the time it began.
     pub intents: BTreeMap<VmName, Reading<Intent>>,
+    /// The memory that each host keeps for overloads.
+    #[serde(default)]
+    pub excess: ExcessPlan,
 }
 
 /// The moves to make in a pool, and the reasons for no more.

@@ -36,15 +36,28 @@ pub enum FromLibvirt {
     },
 }
 
-/// A request to `overbook-libvirt` about the domain with this UUID.
+/// A request to `overbook-libvirt` about a domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToLibvirt {
     /// The request's number, which the answer repeats.
     pub id: u64,
-    /// The domain.
+    /// The domain's UUID.
     pub uuid: String,
+    /// The process for which the change was decided. The domain's next QEMU is left alone.
+    pub process: DomainProcess,
+    /// The time after which the change must not begin, because the sender has given it up.
+    pub before: Time,
     /// The change.
     pub change: DomainChange,
+}
+
+/// A domain's QEMU. A later process with the same PID has another start time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DomainProcess {
+    /// The PID.
+    pub pid: u32,
+    /// The start time, in clock ticks since boot.
+    pub start_ticks: u64,
 }
 
 /// A change of a running domain.
@@ -65,7 +78,7 @@ pub struct LibvirtDomain {
     /// Its name.
     pub name: VmName,
     /// QEMU's process, where libvirt's files tell it.
-    pub pid: Option<u32>,
+    pub process: Option<DomainProcess>,
     /// Overbook's element in the domain's metadata, or the fault in it; `None`: there is none.
     pub settings: Option<Result<DomainSettings, String>>,
     /// Whether it has a virtio balloon.
@@ -86,13 +99,56 @@ pub struct LibvirtDomain {
     pub deflates_on_oom: bool,
     /// Whether a job of libvirt is under way: a migration, a save, a backup. `None`: unknown.
     pub is_busy: Option<bool>,
+    /// Whether its vCPUs are stopped: by `virsh suspend`, or by the guest itself.
+    #[serde(default)]
+    pub is_suspended: bool,
 }
 
-/// Settings in the metadata of a domain.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_an_earlier_release_says_nothing_of_suspended_domains() {
+        let known = LibvirtDomain {
+            uuid: "8d0c".to_owned(),
+            name: "web-1".into(),
+            process: None,
+            settings: None,
+            has_balloon: true,
+            max: Bytes::mib(512),
+            current: None,
+            stats: GuestStats::default(),
+            stats_date_s: 0,
+            stats_period_s: 0,
+            reports_free_pages: false,
+            deflates_on_oom: false,
+            is_busy: None,
+            is_suspended: true,
+        };
+        let mut message = serde_json::to_value(&known).unwrap();
+        assert_eq!(serde_json::from_value::<LibvirtDomain>(message.clone()).unwrap(), known);
+        message.as_object_mut().unwrap().remove("is_suspended");
+        let earlier: LibvirtDomain = serde_json::from_value(message).unwrap();
+        assert!(!earlier.is_suspended);
+    }
+}
+
+/// Settings that a VM has from its manager: from the metadata of a libvirt domain, or from its
+/// file in Proxmox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainSettings {
     /// The group that it belongs to.
     pub group: Option<GroupName>,
     /// Its limits.
     pub limits: LimitsSpec,
+    /// The weight of its misses.
+    #[serde(default)]
+    pub weight: Option<u32>,
+    /// The name that its owner knows it by, where that is not the VM's name.
+    #[serde(default)]
+    pub title: Option<String>,
+    /// Labels for the patterns of groups, such as `pool:web`.
+    #[serde(default)]
+    pub labels: Vec<String>,
 }

@@ -57,12 +57,16 @@ name! {
     HostName
 }
 
-/// A pattern over VM names: literal characters, `*` and `?`.
+/// A pattern over VM names or labels: literal characters, `*` and `?`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NamePattern(String);
 
 impl NamePattern {
+    /// The kinds of labels that a VM may have from its manager. A pattern that begins with one is
+    /// compared with labels, and never with names: VMs' owners choose names.
+    pub const LABELS: [&str; 4] = ["vmid:", "pool:", "tag:", "project:"];
+
     /// Takes any text; every text is a pattern.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
@@ -79,10 +83,23 @@ impl NamePattern {
     /// allocates nothing: the policy runs it for every VM and group in every tick.
     #[must_use]
     pub fn matches(&self, name: &VmName) -> bool {
-        if name.as_str().starts_with('/') {
-            return false;
-        }
-        let (mut pattern, mut rest) = (self.0.chars(), name.as_str().chars());
+        !name.as_str().starts_with('/') && !self.is_of_labels() && self.fits(name.as_str())
+    }
+
+    /// Whether the pattern is about labels, which VMs have from their managers.
+    #[must_use]
+    pub fn is_of_labels(&self) -> bool {
+        Self::LABELS.iter().any(|kind| self.0.starts_with(kind))
+    }
+
+    /// Whether the pattern matches a label such as `pool:web`.
+    #[must_use]
+    pub fn matches_label(&self, label: &str) -> bool {
+        self.is_of_labels() && self.fits(label)
+    }
+
+    fn fits(&self, text: &str) -> bool {
+        let (mut pattern, mut rest) = (self.0.chars(), text.chars());
         // The position to resume from when a star has to match one more character. Only the
         // latest star is kept, because an earlier one that matches more cannot help a later one.
         let mut retry: Option<(Chars<'_>, Chars<'_>)> = None;
@@ -162,6 +179,14 @@ mod tests {
         assert!(matches("*a?c*", "xxabcabd"));
         assert!(!matches("*a?d", "abdabc"));
         assert!(matches("*ü?", "grün"));
+    }
+
+    #[test]
+    fn a_pattern_of_labels_matches_no_name_and_one_of_names_no_label() {
+        let pool = NamePattern::new("pool:web*");
+        assert!(pool.matches_label("pool:web/eu") && !pool.matches_label("tag:web"));
+        assert!(!matches("pool:web*", "pool:web"), "a VM may call itself so");
+        assert!(!NamePattern::new("*").matches_label("pool:web"));
     }
 
     #[test]

@@ -41,6 +41,9 @@ pub struct Plan {
     pub vms: BTreeMap<VmName, Decision>,
     /// Host-wide notices, for example that the host is short of memory.
     pub host: Vec<Reason>,
+    /// Memory of the host that no VM wants; `None`: a VM was refused memory.
+    #[serde(default)]
+    pub spare: Option<Bytes>,
 }
 
 impl Plan {

@@ -1,13 +1,10 @@
 //! The reason for every action and every refusal, in one enum, with its message to users.
 //!
 //! CLI, API, log and dashboard print [`Reason`]'s `Display`; tests assert the variant. A reason
-//! holds the figures that led to it, because "not enough memory" without the amount explains
-//! nothing.
+//! holds the figures that led to it.
 
 mod signs;
-
 use serde::{Deserialize, Serialize};
-
 pub use signs::{KillSign, Pressure, StatField};
 
 use crate::{Bytes, Millis, VmName};
@@ -359,6 +356,12 @@ pub enum Reason {
         /// The missing part.
         why: String,
     },
+    /// The VM's manager moves the balloon by itself.
+    #[error("Proxmox (pvestatd) moves its balloon by itself; this ends that: {remedy}")]
+    ManagersBalloon {
+        /// The command that ends this.
+        remedy: String,
+    },
     /// A migration is active, or may be.
     #[error("it is being migrated: its memory is left alone until that has ended")]
     Migrating,
@@ -549,6 +552,14 @@ pub enum Reason {
         /// The reserve.
         reserve: Bytes,
     },
+    /// The host keeps its last memory for overloads of its pool.
+    #[error("the host has {available} left, and keeps {kept} of it for overloads in its pool")]
+    KeptForOverloads {
+        /// `MemAvailable`, without the reserve.
+        available: Bytes,
+        /// Memory for VMs in sustained overload.
+        kept: Bytes,
+    },
     /// A limit of QEMU's cgroup leaves no room for more memory.
     #[error(
         "its QEMU's cgroup {cgroup} may have {limit} and has {used}: what its guest may still touch fits below that, and no more"
@@ -567,6 +578,12 @@ pub enum Reason {
     /// The operator paused Overbook.
     #[error("paused by the operator: nothing is changed until `overbook resume`")]
     Paused,
+    /// The operator paused this VM or its group.
+    #[error("paused by the operator: nothing is changed on it until `overbook resume {name}`")]
+    PausedAlone {
+        /// The paused VM or group.
+        name: String,
+    },
     /// The mechanism's mode is `observe`.
     #[error("mode `observe`: measured, not planned")]
     Observing,

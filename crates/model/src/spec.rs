@@ -67,6 +67,12 @@ impl HostSpec {
     pub const GRACE: Millis = Millis::secs(60);
     /// The valid values of `grace_s`.
     pub const GRACES_S: RangeInclusive<u32> = 0..=3600;
+
+    /// `qmp`, and the sockets that `overbook proxmox manage` gives to VMs.
+    #[must_use]
+    pub fn globs(&self) -> Vec<String> {
+        self.qmp.iter().cloned().chain([crate::proxmox::SOCKETS.to_owned()]).collect()
+    }
 }
 
 /// A pool of hosts that move VMs between each other.
@@ -92,6 +98,10 @@ pub struct PoolSpec {
     pub precopy: Millis,
     /// Time after a move during which no other VM leaves the source host, and the moved VM stays.
     pub rest: Millis,
+    /// Probability, in percent, that the memory which the pool keeps for overloads suffices at any
+    /// moment; 0: none is kept.
+    #[serde(default)]
+    pub certainty_percent: u32,
 }
 
 /// How a host receives VMs.
@@ -109,6 +119,10 @@ impl PoolSpec {
     pub const DOWNTIMES_MS: core::ops::RangeInclusive<u32> = 1..=10_000;
     /// The lengths of precopy that the configuration accepts, in seconds.
     pub const PRECOPIES_S: core::ops::RangeInclusive<u32> = 1..=3_600;
+    /// The certainties that the configuration accepts, in percent.
+    pub const CERTAINTIES: core::ops::RangeInclusive<u32> = 0..=99;
+    /// The default certainty (Williams 2011 §4.2).
+    pub const CERTAINTY: u32 = 97;
     /// The default bandwidth: 1 Gbit/s.
     pub const BANDWIDTH: Bytes = Bytes(125_000_000);
     /// The default downtime: QEMU's own.
@@ -414,6 +428,12 @@ impl LimitsSpec {
             base: self.base.or(other.base),
             max: self.max.or(other.max),
         }
+    }
+
+    /// Whether the written limits are in order.
+    #[must_use]
+    pub fn is_ordered(&self) -> bool {
+        self.min.into_iter().chain(self.base).chain(self.max).is_sorted()
     }
 
     /// The limits that apply to a VM with `ram`: nothing exceeds the memory that QEMU can give. A

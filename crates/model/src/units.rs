@@ -89,13 +89,22 @@ impl Sum for Bytes {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, size) =
-            UNITS.iter().find(|(_, size)| self.0 >= *size).copied().unwrap_or(("B", 1));
-        let (whole, tenth) = (self.0 / size, self.0 % size * 10 / size);
-        let text =
-            if tenth == 0 { format!("{whole} {unit}") } else { format!("{whole}.{tenth} {unit}") };
+        let [largest, ..] = UNITS;
+        // 1023.97 MiB is 1 GiB.
+        let fits = |(_, size): &&(&str, u64)| tenths(self.0, *size) < 10_240;
+        let (unit, size) = UNITS.iter().rev().find(fits).unwrap_or(&largest);
+        let tenths = tenths(self.0, *size);
+        let text = match (tenths / 10, tenths % 10) {
+            (whole, 0) => format!("{whole} {unit}"),
+            (whole, tenth) => format!("{whole}.{tenth} {unit}"),
+        };
         f.pad(&text)
     }
+}
+
+/// Tenths of this unit, rounded.
+const fn tenths(bytes: u64, unit: u64) -> u64 {
+    (bytes / unit).saturating_mul(10).saturating_add((bytes % unit * 10 + unit / 2) / unit)
 }
 
 /// Why a text is not a size. The message says what would be valid.
@@ -204,6 +213,20 @@ mod tests {
         assert_eq!("0B".parse(), Ok(Bytes::ZERO));
         assert_eq!(Bytes::mib(1536).to_string(), "1.5 GiB");
         assert_eq!(Bytes(0).to_string(), "0 B");
+    }
+
+    #[test]
+    fn sizes_are_rounded_to_a_tenth_of_their_unit() {
+        let shown = |bytes: u64| Bytes(bytes).to_string();
+        assert_eq!(shown(1200 << 20), "1.2 GiB");
+        assert_eq!(shown((1 << 30) - 1), "1 GiB");
+        assert_eq!(shown((1023 << 20) + (900 << 10)), "1023.9 MiB");
+        assert_eq!(
+            (shown(1023), shown(1024), shown(1075)),
+            ("1023 B".into(), "1 KiB".into(), "1 KiB".into())
+        );
+        assert_eq!(shown(1076), "1.1 KiB");
+        assert_eq!(shown(u64::MAX), "16777216 TiB");
     }
 
     #[test]

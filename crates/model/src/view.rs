@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, CacheReading, Cold, Dedup, DiskReading, FreePages, GroupName, KsmReading, Millis, Time,
-    Tracking, VmName, WorkerReading,
+    Bytes, CacheReading, Cold, Dedup, DiskReading, FreePages, GroupName, KsmReading, Millis,
+    ShimVersion, Time, Tracking, VmName, WorkerReading,
 };
 
 /// Everything that is known about one host at one moment.
@@ -120,8 +120,14 @@ pub struct VmView {
     /// QEMU's own memory without the guest's, at the last measurement.
     #[serde(default)]
     pub own: Option<Bytes>,
+    /// The shim in QEMU, where a worker talks to it.
+    #[serde(default)]
+    pub shim: Option<ShimVersion>,
     /// Whether a migration is active.
     pub migration: Migration,
+    /// Whether its vCPUs are stopped: by a user, or by the guest itself.
+    #[serde(default)]
+    pub suspended: bool,
     /// Why QEMU refuses to migrate the VM; `None`: it does not refuse.
     #[serde(default)]
     pub immovable: Option<String>,
@@ -154,6 +160,20 @@ pub struct VmView {
     pub limits: BTreeMap<Mechanism, String>,
     /// The last action that QEMU refused, in its words.
     pub last_error: Option<Reading<String>>,
+    /// The VM in the records of its manager; `None`: there are none, or they say nothing.
+    #[serde(default)]
+    pub manager: Option<ManagerRecord>,
+}
+
+/// A VM in the records of its manager (libvirt, Nova, Proxmox).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagerRecord {
+    /// The name that its owner knows it by, where that is not the VM's name.
+    pub title: Option<String>,
+    /// Its labels, such as `pool:web`.
+    pub labels: Vec<String>,
+    /// Whether the manager moves the balloon by itself; the command that ends this.
+    pub balances: Option<String>,
 }
 
 impl VmView {
@@ -173,7 +193,9 @@ impl VmView {
             used: None,
             pool_part: Bytes::ZERO,
             own: None,
+            shim: None,
             migration: Migration::Unknown,
+            suspended: false,
             immovable: None,
             block: None,
             cgroup_cpu_us: None,
@@ -185,6 +207,7 @@ impl VmView {
             disks: BTreeMap::new(),
             limits: BTreeMap::new(),
             last_error: None,
+            manager: None,
         }
     }
 }

@@ -20,7 +20,7 @@ pub fn plain(text: &str) -> String {
 /// Whether [`plain`] leaves the text as it is.
 #[must_use]
 pub fn is_plain(text: &str) -> bool {
-    text.chars().count() <= MOST && text.chars().all(|c| shown(c) == Some(c))
+    text.chars().count() <= MOST && text.chars().all(is_harmless)
 }
 
 /// For `#[serde(deserialize_with = "…")]`: a text from outside.
@@ -37,6 +37,12 @@ pub fn of_others<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error>
 /// When there is something else.
 pub fn maybe_of_others<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     Option::<String>::deserialize(from).map(|text| text.map(|text| plain(&text)))
+}
+
+/// Whether a terminal shows this character, and does nothing else.
+#[must_use]
+pub fn is_harmless(c: char) -> bool {
+    shown(c) == Some(c)
 }
 
 fn shown(c: char) -> Option<char> {

@@ -9,6 +9,7 @@ mod api;
 mod capacity;
 mod check;
 mod cluster;
+pub mod completion;
 mod context;
 mod controller;
 mod daemon;
@@ -22,23 +23,30 @@ mod history;
 mod lab;
 mod libvirt;
 mod mrc;
+mod names;
 pub(crate) mod output;
 mod pages;
 mod pki;
 mod plan;
+mod proxmox;
+mod release;
 mod repository;
+mod scope;
 pub(crate) mod screen;
 mod static_tables;
-mod status;
+pub(crate) mod status;
 mod steer;
 mod store;
 pub(crate) mod table;
-pub(crate) mod verdict;
-mod vm;
-mod when;
+pub(crate) mod vm;
+pub mod when;
 mod worker;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
@@ -56,7 +64,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 it failed, or is not complete; 2
 
 /// Moves memory between virtual machines of one group, to where it is needed.
 #[derive(Debug, Parser)]
-#[command(name = "overbook", version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "overbook", version = version::VERSION, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
     /// The configuration; files in `overbook.d` in the same directory are read after it
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_PATH)]
@@ -120,21 +128,27 @@ enum CliCommand {
     Capacity(capacity::Arguments),
     /// Show the latest plan, write out what it was made from, or decide such a file
     Plan(plan::Arguments),
-    /// Stop all changes until `overbook resume`
-    Pause(Format),
+    /// Stop all changes until `overbook resume`: on the host, or on single VMs and groups
+    ///
+    /// A VM that is paused by name is still measured. Nothing is taken from it, and memory that
+    /// was taken stays taken.
+    Pause(Names),
     /// Go on after a pause
-    Resume(Format),
+    Resume(Names),
     /// Have the daemon read its configuration again
     ///
     /// A configuration that would take more than a tenth of a group's memory is not used until it
     /// is confirmed: by `--yes`, or by a second reload. `overbook check --diff` shows what it
     /// would change.
     Reload(steer::ReloadArguments),
-    /// Give every VM back what it had before Overbook touched it; a running daemon then pauses
+    /// Give VMs back what they had before Overbook touched them; a running daemon then pauses
     ///
-    /// A daemon that does not answer is told to end, and killed if it does not. A daemon that is
-    /// started later is also paused.
-    Release(steer::Arguments),
+    /// With names, only these VMs and groups are released and paused. `--dry-run` tells what would
+    /// be given back, and changes nothing.
+    ///
+    /// Without names, a daemon that does not answer is told to end, and killed if it does not. A
+    /// daemon that is started later is also paused.
+    Release(release::Arguments),
     /// Show what a VM had and what was done to it, or what a group lent and borrowed
     History(history::Arguments),
     /// Find the miss-ratio curve of a trace of references
@@ -150,6 +164,9 @@ enum CliCommand {
     Lab(lab::Arguments),
     /// Manage domains of libvirt: runs `overbook-libvirt`, a package of its own
     Libvirt(libvirt::Arguments),
+    /// Manage VMs of Proxmox
+    #[command(subcommand)]
+    Proxmox(proxmox::ProxmoxCommand),
 }
 
 /// The output format.
@@ -161,8 +178,18 @@ struct Format {
 }
 
 #[derive(Debug, Args)]
+struct Names {
+    /// VMs and groups; the whole host without one
+    #[arg(value_name = "VM|GROUP", add = names::vms_and_groups())]
+    names: Vec<String>,
+    #[command(flatten)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
 struct OptionalName {
     /// Its name; all without one
+    #[arg(add = names::groups())]
     name: Option<String>,
     #[command(flatten)]
     format: Format,
@@ -171,6 +198,7 @@ struct OptionalName {
 #[derive(Debug, Args)]
 struct Name {
     /// Its name
+    #[arg(add = names::vms())]
     name: String,
     #[command(flatten)]
     format: Format,
@@ -179,11 +207,13 @@ struct Name {
 /// Parses the arguments, runs the command and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
+    completion::answer();
     let cli = Cli::parse();
     match run(cli).and_then(|output| output.print()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("overbook: {}", output::clean(&error.to_string()));
+            // Standard error may have gone with its terminal.
+            let _ = writeln!(io::stderr(), "overbook: {}", output::clean(&error.to_string()));
             error.exit_code()
         }
     }
@@ -197,7 +227,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         CliCommand::Store => store::run(),
         CliCommand::Worker(arguments) => worker::run(&arguments),
         CliCommand::Disks(arguments) => disks::run(&context, &arguments),
-        CliCommand::Repository(arguments) => repository::run(&arguments),
+        CliCommand::Repository(arguments) => repository::run(&context, &arguments),
         CliCommand::Controller(arguments) => controller::run(&context, &arguments),
         CliCommand::Cluster(question) => cluster::run(&context, &question),
         CliCommand::Pki(question) => pki::run(&question),
@@ -212,17 +242,18 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         CliCommand::Group(group) => group::run(&context, group.name.as_deref(), group.format.json),
         CliCommand::Explain(vm) => explain::run(&context, &vm.name, vm.format.json),
         CliCommand::Plan(arguments) => plan::run(&context, &arguments),
-        CliCommand::Pause(format) => steer::pause(&context, format.json),
-        CliCommand::Resume(format) => steer::resume(&context, format.json),
+        CliCommand::Pause(asked) => steer::order(&context, "pause", &asked),
+        CliCommand::Resume(asked) => steer::order(&context, "resume", &asked),
         CliCommand::Reload(arguments) => steer::reload(&context, &arguments),
-        CliCommand::Release(arguments) => steer::release(&context, &arguments),
+        CliCommand::Release(arguments) => release::run(&context, &arguments),
         CliCommand::History(arguments) => history::run(&context, &arguments),
         CliCommand::Mrc(arguments) => mrc::run(&arguments),
         CliCommand::Static(question) => static_tables::run(&context, &question),
-        CliCommand::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
+        CliCommand::Completions(shell) => pages::completions(&shell),
         CliCommand::Man(directory) => pages::man(&directory, Cli::command()),
         CliCommand::Lab(arguments) => lab::run(&arguments),
         CliCommand::Libvirt(arguments) => libvirt::run(&arguments),
+        CliCommand::Proxmox(command) => proxmox::run(&command),
     }
 }
 

@@ -219,7 +219,8 @@ impl Reloader {
     }
 
     /// Reads the files again, and returns the changes. With faults nothing changes, nor with an
-    /// objection until the same configuration is read again within [`CONFIRM`]. The listeners,
+    /// objection until the same configuration is read again within [`CONFIRM`]. The configuration
+    /// in force meets none. The listeners,
     /// the state directory and the pool cannot change while the daemon runs; all other changes
     /// take effect, and [`Reloader::waiting`] asks for a restart.
     ///
@@ -236,14 +237,6 @@ impl Reloader {
                 return Err(faults.into());
             }
         };
-        let held = self.held.take().filter(|(_, since)| since.elapsed() < CONFIRM);
-        if held.is_none_or(|(held, _)| held != new)
-            && let Some(why) = objection(&new)
-        {
-            self.held = Some((new, Instant::now()));
-            self.error = Some(why.clone());
-            return Err(ReloadError::Held(why));
-        }
         let old = &self.spec;
         let news = changes::between(old, &new);
         let mut waiting = Vec::new();
@@ -258,6 +251,15 @@ impl Reloader {
         if new.pool != old.pool {
             waiting.push("[pool]");
             new.pool = old.pool.clone();
+        }
+        let held = self.held.take().filter(|(_, since)| since.elapsed() < CONFIRM);
+        if new != **old
+            && held.is_none_or(|(held, _)| held != new)
+            && let Some(why) = objection(&new)
+        {
+            self.held = Some((new, Instant::now()));
+            self.error = Some(why.clone());
+            return Err(ReloadError::Held(why));
         }
         self.waiting = (!waiting.is_empty()).then(|| {
             let what = waiting.join(" and ");

@@ -3,13 +3,12 @@
 //! A curve is a falling polyline: with `x` memory, `y` of the references miss. Both pictures
 //! begin at a miss ratio of 1 with no memory and end at the last point.
 
-#[cfg(feature = "plots")]
-mod svg;
+use crate::line_plot::{LinePlot, PlotAxis, PlotLine, PlotScale, PlotSize};
 
 const ROWS: u16 = 16;
 const COLUMNS: u16 = 64;
 /// The eighths of a character cell, from below.
-const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+pub(crate) const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Curves in one picture.
 #[derive(Clone, Debug)]
@@ -20,6 +19,8 @@ pub struct CurveChart {
     pub x_axis: &'static str,
     /// Formats an amount on the x axis.
     pub x_text: fn(f64) -> String,
+    /// The amounts that are round on the x axis.
+    pub x_scale: PlotScale,
     /// The curves; the terminal shows only the first.
     pub curves: Vec<Curve>,
     /// Amounts to mark on the x axis, with their labels.
@@ -35,11 +36,6 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Why a plot cannot be drawn.
-#[derive(Debug, thiserror::Error)]
-#[error("a plot cannot be drawn: {0}")]
-pub struct ChartError(String);
-
 impl Curve {
     /// The miss ratio with `x` memory.
     fn at(&self, x: f64) -> f64 {
@@ -47,6 +43,17 @@ impl Curve {
         let before = after.checked_sub(1).map_or((0.0, 1.0), |index| self.points[index]);
         let Some(next) = self.points.get(after) else { return before.1 };
         before.1 + (next.1 - before.1) * (x - before.0) / (next.0 - before.0).max(f64::MIN_POSITIVE)
+    }
+
+    /// The corners from no memory to the end of the picture.
+    fn corners(&self, end: f64) -> Vec<(f64, f64)> {
+        let mut corners = self.points.clone();
+        if corners.first().is_none_or(|first| first.0 > 0.0) {
+            corners.insert(0, (0.0, 1.0));
+        }
+        let last = corners.last().map_or(1.0, |last| last.1);
+        corners.push((end, last));
+        corners
     }
 }
 
@@ -94,15 +101,22 @@ impl CurveChart {
         text
     }
 
-    /// All curves, as an SVG element.
-    ///
-    /// # Errors
-    /// When the library refuses to draw it, or this program was built without plots.
-    pub fn svg(&self) -> Result<String, ChartError> {
-        #[cfg(feature = "plots")]
-        return svg::draw(self);
-        #[cfg(not(feature = "plots"))]
-        Err(ChartError("this program was built without plots".to_owned()))
+    /// All curves, as an SVG file.
+    #[must_use]
+    pub fn svg(&self) -> String {
+        let end = self.end();
+        let line =
+            |curve: &Curve| PlotLine { name: curve.name.clone(), points: curve.corners(end) };
+        let mark = |(x, what): &(f64, String)| (*x, format!("{what}: {}", (self.x_text)(*x)));
+        let x = PlotAxis::linear(self.x_axis);
+        let plot = LinePlot {
+            title: self.title.clone(),
+            x: PlotAxis { scale: self.x_scale, text: self.x_text, ..x },
+            y: PlotAxis { end: Some(1.0), ..PlotAxis::linear("miss ratio") },
+            lines: self.curves.iter().map(line).collect(),
+            marks: self.marks.iter().map(mark).collect(),
+        };
+        plot.svg(PlotSize::Wide)
     }
 }
 
@@ -121,6 +135,7 @@ mod tests {
             title: "web-1".into(),
             x_axis: "memory",
             x_text: |x| format!("{x:.0} MiB"),
+            x_scale: PlotScale::Binary,
             curves: vec![Curve { name: "live".into(), points: points.to_vec() }],
             marks: vec![(48.0, "working set".into()), (32.0, "in memory at most".into())],
         }
@@ -150,17 +165,19 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_holds_its_curve_and_its_marks() {
-        let text = chart(&[(16.0, 0.5), (64.0, 0.1)]).svg().unwrap();
+    fn a_plot_holds_its_curve_and_its_marks_at_round_amounts() {
+        let text = chart(&[(16.0, 0.5), (190.0, 0.1)]).svg();
         let marks = ["working set: 48 MiB", "in memory at most: 32 MiB"];
-        for word in ["web-1", "live", "miss ratio", "<polyline"].into_iter().chain(marks) {
-            assert!(text.contains(word), "{word} is missing");
+        let ticks = [">0 MiB<", ">32 MiB<", ">64 MiB<", ">96 MiB<", ">160 MiB<"];
+        let words = ["web-1", "live", "miss ratio", "<polyline"];
+        for word in words.into_iter().chain(marks).chain(ticks) {
+            assert!(text.contains(word), "{word} is missing in\n{text}");
         }
     }
 
     #[test]
     fn a_curve_without_points_is_drawn_too() {
         assert!(chart(&[]).terminal().contains("1.00 │█"));
-        assert!(chart(&[]).svg().unwrap().contains("<svg"));
+        assert!(chart(&[]).svg().contains("<svg"));
     }
 }

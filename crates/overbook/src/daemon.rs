@@ -23,6 +23,8 @@ mod ksm;
 mod log;
 mod notify;
 mod on_disk;
+mod proxmox;
+mod steer;
 mod workers;
 mod world;
 
@@ -32,11 +34,11 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use ::api::published::{Latest, MemberState, Published, TickTimes};
+use ::api::published::{Latest, Lender, MemberState, Published, TickTimes};
 use drivers::journal::Journal;
 use drivers::{BootClock, Drivers, Records, Settings, ksm::Hand};
-use model::{Millis, Mode, Spec, VmName};
-use policy::{Case, Memory, tuning};
+use model::{Bytes, Hold, Millis, Mode, Pauses, Spec, VmName};
+use policy::{Case, Kept, Memory, tuning};
 use sys::clock::boot_now;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -49,7 +51,7 @@ use crate::{
     config_files::{CONFIRM, Reloader},
     foreseen::Foreseen,
     history::{self, History},
-    http::{Ask, Doors, LoopAnswer, Outcome, Question},
+    http::{Ask, Doors, LoopAnswer, Question},
     learned_file::LearnedFile,
     lock::{Holder, StateLock},
     pause_file::PauseFile,
@@ -59,12 +61,13 @@ use crate::{
 };
 pub use error::DaemonError;
 use ksm::HostKsm;
-use worker::StillShares;
 use workers::Workers;
 use world::World;
 
 /// Length of the loop's queue of questions; further questions wait outside.
 const ASKS: usize = 16;
+/// How long the host's repository is believed to be there without a word from it.
+const LENDER_SILENT: Duration = Duration::from_secs(30);
 /// Timeout for helper threads when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -97,9 +100,27 @@ struct Daemon {
     ticks: TickTimes,
     log: log::Log,
     pool: Option<watch::Receiver<MemberState>>,
+    /// The host's repository, and when it was last heard of.
+    lender: Option<(Lender, Instant)>,
     /// The latest tick; `None`: there was none yet.
     latest: Option<Arc<Published>>,
     _lock: StateLock,
+}
+
+/// The memory that this host keeps for its pool.
+fn kept(pool: &MemberState) -> Kept {
+    Kept { targets: pool.share.targets, arrived: pool.arrived.clone() }
+}
+
+/// The memory that the host's repository may hold: its share in the pool, and beyond that only
+/// memory that no VM wants. Wanted memory comes back by an eighth at a time.
+fn may_hold(latest: &Published, lender: Lender) -> Bytes {
+    let share = latest.pool.as_ref().map_or(Bytes::ZERO, |pool| pool.share.repositories);
+    let of_spare = match latest.plan.spare {
+        Some(spare) => lender.holds.plus(spare),
+        None => lender.holds.minus(lender.holds.share(1, 8).max(Bytes::mib(64))),
+    };
+    share.max(of_spare).min(lender.most)
 }
 
 impl Daemon {
@@ -116,22 +137,31 @@ impl Daemon {
         let hand = Hand::new(sys::ksm::Ksm::of_host(), records.clone());
         let mut ksm = HostKsm::new(hand, sys::mergeable::processes);
         let period = Duration::from_millis(tuning::PERIOD.0);
-        let (globs, groups) = (spec.host.qmp.clone(), spec.groups.clone());
+        let (globs, groups) = (spec.host.globs(), spec.groups.clone());
         let processes = spec.host.attach == model::AttachSpec::On;
         let libvirt = spec.runtime_directory().join(model::libvirt::SOCKET_NAME);
         let settings = Settings { globs, processes, groups, period, libvirt, records };
         let drivers = Drivers::new(settings)?;
         let pause = PauseFile::in_state(state);
+        let (pauses, is_paused) = match pause.pauses() {
+            Ok(pauses) => (pauses, pause.is_set()),
+            Err(why) => {
+                log::warn(&why);
+                (Pauses::default(), true)
+            }
+        };
         // Set before the drivers' tasks first run: a paused daemon touches nothing.
-        let mut workers = Workers::default();
-        if pause.is_set() {
+        let mut workers = Workers::in_state(state);
+        drivers.set_pauses(pauses.clone());
+        workers.set_pauses(pauses.clone());
+        if is_paused {
             drivers.keep_hands_off();
             workers.set_paused(true);
             ksm.set_paused(true);
         }
         let (learned, unreadable) = LearnedFile::in_state(state);
         unreadable.iter().for_each(|why| log::warn(why));
-        let memory = Memory::fresh(pause.is_set(), learned.learned());
+        let memory = Memory::fresh(is_paused, pauses, learned.learned());
         let history_file = state.join(history::FILE_NAME);
         let history = History::start(&history_file)?;
         let doors = Doors::open(&spec.api)?;
@@ -152,6 +182,7 @@ impl Daemon {
             ticks: TickTimes::default(),
             log: log::Log::default(),
             pool: None,
+            lender: None,
             latest: None,
             _lock: lock,
         };
@@ -164,6 +195,7 @@ impl Daemon {
         let (asks, mut asked) = mpsc::channel(ASKS);
         let (end, ended) = oneshot::channel::<()>();
         let api = tokio::spawn(api::keep(doors, latest, asks, ended));
+        tokio::spawn(proxmox::keep(self.drivers.proxmox()));
 
         let mut hangup = signal(SignalKind::hangup())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -223,13 +255,18 @@ impl Daemon {
         if let Some(before) = before {
             self.let_go(&|vm| before.group_of(vm).is_some() && spec.group_of(vm).is_none());
         }
+        let pool = self.pool.as_ref().map(|state| state.borrow().clone());
+        self.memory.kept = pool.as_ref().map(kept).unwrap_or_default();
         let memory = self.memory.clone();
         let (drivers, workers, ksm) = (&mut self.drivers, &mut self.workers, &mut self.ksm);
         let disks = &mut self.disks;
         let mut world = World { drivers, workers, ksm, disks, spec: &spec };
         let (view, plan) = policy::cycle(&mut world, &BootClock, &spec, &mut self.memory);
         self.log.tell(&plan, &view);
-        let pool = self.pool.as_ref().map(|state| state.borrow().clone());
+        let taken_over = self.drivers.taken_over();
+        if !taken_over.is_empty() {
+            self.let_go(&|vm| taken_over.contains(vm));
+        }
         pool.iter().for_each(|pool| self.log.tell_moves(&pool.moves));
         self.ticks.record(started.elapsed());
         Published {
@@ -245,6 +282,7 @@ impl Daemon {
             waits_for_restart: self.reloader.waiting(),
             history_error: self.history.error(),
             pool,
+            lender: self.lender.filter(|(_, at)| at.elapsed() < LENDER_SILENT).map(|(it, _)| it),
         }
     }
 
@@ -252,17 +290,26 @@ impl Daemon {
     fn answer(&mut self, ask: Ask, publish: &watch::Sender<Arc<Published>>) {
         let Ask { question, reply } = ask;
         let outcome = match question {
-            Question::Release => {
-                self.release(reply);
+            Question::Release(scope) => {
+                self.release(&scope, reply);
                 return self.publish(publish);
             }
+            Question::PreviewRelease => return self.preview(reply),
             Question::Sign => {
                 // The client may have disconnected.
                 let _ = reply.send(Ok(LoopAnswer::Done(String::new())));
                 return;
             }
-            Question::Pause => self.set_paused(true),
-            Question::Resume => self.set_paused(false),
+            Question::Lender(lender) => {
+                self.lender = Some((lender, Instant::now()));
+                let may_hold =
+                    self.latest.as_deref().map_or(lender.holds, |latest| may_hold(latest, lender));
+                // The client may have disconnected.
+                let _ = reply.send(Ok(LoopAnswer::MayHold(may_hold)));
+                return;
+            }
+            Question::Pause(scope) => self.pause(&scope, Hold::Kept),
+            Question::Resume(scope) => self.resume(&scope),
             Question::Reload { is_sure } => self.reload(is_sure),
             of_history => {
                 let file = self.history_file.clone();
@@ -278,55 +325,6 @@ impl Daemon {
         self.publish(publish);
         // The client may have disconnected.
         let _ = reply.send(outcome.map(LoopAnswer::Done));
-    }
-
-    fn set_paused(&mut self, paused: bool) -> Result<String, String> {
-        if self.memory.paused && !paused {
-            self.memory.begin_grace(self.reloader.spec().host.grace, boot_now());
-        }
-        self.memory.paused = paused;
-        self.workers.set_paused(paused);
-        self.ksm.set_paused(paused);
-        if paused {
-            self.drivers.keep_hands_off();
-        } else {
-            self.drivers.take_up();
-        }
-        let now =
-            if paused { "paused: nothing is changed until `overbook resume`" } else { "resumed" };
-        log::info(now);
-        self.pause.set(paused).map_err(|error| {
-            format!(
-                "{now}; but a restart will not know it: {}: {error}",
-                self.pause.path().display()
-            )
-        })?;
-        Ok(now.to_owned())
-    }
-
-    /// Releases in a task of its own, because a stuck QEMU takes time.
-    fn release(&mut self, reply: oneshot::Sender<Outcome>) {
-        self.memory = Memory::fresh(true, std::mem::take(&mut self.memory.learned));
-        let paused = self.set_paused(true);
-        let (released, ended) = (self.drivers.release(), self.workers.ended());
-        let (names, ksm) = (self.workers.ours(), self.ksm.release());
-        tokio::spawn(async move {
-            let (released, (), ksm) = tokio::join!(released, ended, ksm);
-            let unshare = tokio::task::spawn_blocking(move || release::unshare(&names));
-            let failed = |error: tokio::task::JoinError| {
-                vec![("shared pages".to_owned(), Err(StillShares::Because(error.to_string())))]
-            };
-            let unshared = unshare.await.unwrap_or_else(failed);
-            let summary = release::summary(released, unshared, ksm);
-            log::info(&summary.text);
-            let outcome = match paused {
-                Ok(_) if summary.is_complete => Ok(summary.text),
-                Ok(_) => Err(summary.text),
-                Err(error) => Err(format!("{}; {error}", summary.text)),
-            };
-            // The client may have disconnected.
-            let _ = reply.send(outcome.map(LoopAnswer::Done));
-        });
     }
 
     /// Reads the configuration again. One that takes much is held until it is confirmed, by

@@ -26,10 +26,11 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use model::{AttachSpec, Spec, VmName};
+use model::{AttachSpec, GroupSpec, Spec, VmName};
 use serde::Serialize;
 
 use crate::config_files;
+use crate::proxmox::NodePaths;
 use api::client::{ApiClient, ClientError};
 use api::wire::VmStatus;
 use facts::{DaemonView, VmFacts, VmRules};
@@ -145,6 +146,7 @@ pub(crate) enum Cause {
     OpenDirectory,
     StaleSocket,
     PlainFile,
+    ManagersFiles,
     NoDaemon,
     Api,
     RootOnly,
@@ -222,8 +224,15 @@ pub(crate) fn examine(config: &Path, socket: &Path) -> Examination {
         Err(error) => (None, Some(error)),
     };
     let pids: Vec<u32> = look::processes().into_iter().collect();
-    let files = sockets::survey(&spec.host.qmp, &pids);
-    let mut vms: Vec<_> = pids.into_iter().filter_map(|pid| look::vm(pid, &files)).collect();
+    let files = sockets::survey(&spec.host.globs(), &pids);
+    let node = NodePaths::default();
+    let (proxmox, unread) = match node.is_node().then(|| node.report()) {
+        Some(Ok(report)) => (report.vms, report.fault),
+        Some(Err(why)) => (Vec::new(), Some(why)),
+        None => (Vec::new(), None),
+    };
+    let of = |pid| look::vm(pid, &files, &proxmox);
+    let mut vms: Vec<_> = pids.into_iter().filter_map(of).collect();
     complete(&mut vms, &spec, told.as_deref().unwrap_or_default());
     if silent.is_some() {
         // The client may be the daemon.
@@ -234,6 +243,7 @@ pub(crate) fn examine(config: &Path, socket: &Path) -> Examination {
     let mut of_host: Vec<_> =
         faults.map(|count| host::of_configuration(count, config)).into_iter().collect();
     of_host.extend(host::of_daemon(&spec, told.is_some(), silent.as_ref()));
+    of_host.extend(unread.iter().map(|why| host::of_proxmox(why)));
     of_host.extend(host::of_directories(&spec, &files));
     of_host.extend(host::of_features(&tried, &vms));
     of_host.extend(host::of_settings(&spec));
@@ -253,8 +263,8 @@ fn complete(vms: &mut [VmFacts], spec: &Spec, told: &[VmStatus]) {
             *pid != vm.pid && name.is_some() && *name == vm.name
         };
         vm.namesakes = names.iter().filter(same).map(|(pid, _)| *pid).collect();
-        vm.wanted = wanted(vm.name.as_deref(), spec);
         let status = status_of(vm, told);
+        vm.wanted = wanted(vm, status, spec);
         vm.told = status.map(DaemonView::of);
     }
 }
@@ -273,11 +283,19 @@ fn status_of<'a>(vm: &VmFacts, told: &'a [VmStatus]) -> Option<&'a VmStatus> {
     by_place.or_else(by_name)
 }
 
-fn wanted(name: Option<&str>, spec: &Spec) -> VmRules {
-    let name = VmName::from(name.unwrap_or_default());
+/// The rules of the VM's group, which the daemon knows best: only libvirt knows its metadata.
+fn wanted(vm: &VmFacts, status: Option<&VmStatus>, spec: &Spec) -> VmRules {
+    let name = VmName::from(vm.name.as_deref().unwrap_or_default());
     let movable = spec.pool.iter().any(|pool| pool.movable.iter().any(|it| it.matches(&name)));
     let attach = spec.host.attach == AttachSpec::On;
-    let Some((group, of_group)) = spec.group_of(&name) else {
+    let told = status.and_then(|status| status.group.as_deref());
+    let has_label = |group: &GroupSpec| {
+        group.vms.iter().any(|it| vm.labels.iter().any(|label| it.matches_label(label)))
+    };
+    let by_daemon = || spec.groups.iter().find(|(group, _)| told == Some(group.as_str()));
+    let by_label = || spec.groups.iter().find(|(_, group)| has_label(group));
+    let found = by_daemon().or_else(|| spec.group_of(&name)).or_else(by_label);
+    let Some((group, of_group)) = found else {
         return VmRules { attach, tracking: true, movable, ..VmRules::default() };
     };
     VmRules {
@@ -296,6 +314,7 @@ impl DaemonView {
         let unsupported = status.unsupported.iter().map(|(it, why)| (it.clone(), why.clone()));
         let refusals = status.refusals.iter().map(|it| (it.code.clone(), it.text.clone()));
         Self {
+            shim_differs: status.shim.as_ref().and_then(|shim| shim.differs.clone()),
             link_error: status.link_error.clone(),
             unsupported: unsupported.collect(),
             refusals: refusals.collect(),

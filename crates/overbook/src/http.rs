@@ -23,6 +23,7 @@ mod exposition;
 mod follow;
 mod listen;
 mod metrics;
+mod orders;
 mod places;
 mod problem;
 mod prompt;

@@ -11,14 +11,16 @@ mod helper;
 pub mod history;
 pub mod http;
 mod learned_file;
-
+pub mod line_plot;
 mod loan_news;
 pub mod lock;
+pub mod markup;
 mod matrix_chart;
 mod pause_file;
 pub mod pki;
 pub mod pool;
 mod preflight;
+mod proxmox;
 pub mod release;
 pub mod top;
 

@@ -7,6 +7,8 @@
 
 use std::fmt::Write;
 
+use crate::markup::escaped;
+
 /// From this share on, a figure has the colour for text on ink.
 const DARK_FROM: f64 = 0.66;
 const CELL: (usize, usize) = (64, 36);
@@ -144,22 +146,10 @@ fn shown(name: &str) -> String {
     format!("<title>{}</title>{}…", escaped(name), escaped(&start))
 }
 
-fn escaped(text: &str) -> String {
-    let escape = |c: char| match c {
-        '<' => "&lt;".to_owned(),
-        '>' => "&gt;".to_owned(),
-        '&' => "&amp;".to_owned(),
-        '"' => "&quot;".to_owned(),
-        // XML allows no other control character.
-        c if c.is_control() => '\u{fffd}'.to_string(),
-        c => c.to_string(),
-    };
-    text.chars().map(escape).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::markup::{channels, contrast};
 
     fn chart(names: &[&str], shares: &[&[f64]]) -> MatrixChart {
         MatrixChart {
@@ -203,24 +193,16 @@ mod tests {
         let colours = |style: &str| {
             [".ground", ".ink", ".text", ".on-ink"].map(|class| {
                 let start = style.find(&format!("{class}{{fill:#")).unwrap() + class.len() + 7;
-                let channel = |at: usize| u8::from_str_radix(&style[start + at..][..2], 16);
-                [0, 2, 4].map(|at| f64::from(channel(at).unwrap()))
+                channels(&style[start..])
             })
-        };
-        let light = |colour: [f64; 3]| {
-            let linear = colour.map(|channel| match channel / 255.0 {
-                low if low <= 0.04045 => low / 12.92,
-                high => ((high + 0.055) / 1.055).powf(2.4),
-            });
-            0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
         };
         for style in STYLE.split("@media") {
             let [ground, ink, text, on_ink] = colours(style);
             for share in (0..=100_u8).map(|percent| f64::from(percent) / 100.0) {
                 let mix = |at: usize| ink[at] * share + ground[at] * (1.0 - share);
-                let cell = light([0, 1, 2].map(mix));
-                let figure = light(if share < DARK_FROM { text } else { on_ink });
-                let contrast = cell.max(figure) / cell.min(figure);
+                let cell = [0, 1, 2].map(mix);
+                let figure = if share < DARK_FROM { text } else { on_ink };
+                let contrast = contrast(cell, figure);
                 assert!(contrast >= 4.5, "{contrast} at {share}");
             }
         }

@@ -21,6 +21,7 @@ pub mod member;
 mod move_news;
 mod report;
 pub mod trial;
+pub(crate) mod view;
 
 use std::path::PathBuf;
 use std::sync::Arc;

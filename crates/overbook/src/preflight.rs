@@ -4,11 +4,11 @@
 //! everything that could make the daemon's start fail, with the functions of the start itself. It
 //! also reports settings that would have no effect, and the number of VMs in each group.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use model::{Bytes, GroupName, NamePattern, Spec, VmName};
+use api::wire::VmStatus;
+use model::{Bytes, GroupName, GroupSpec, NamePattern, Spec, VmName};
 use serde::Serialize;
 use sys::meminfo::MemInfo;
 
@@ -32,26 +32,28 @@ fn note(what: String) -> Remark {
     Remark { what, is_fatal: false }
 }
 
-/// Runs all checks. `vms`: the present VMs, if a daemon knows them.
+/// Runs all checks. `vms`: the present VMs with their labels, if a daemon knows them.
 #[must_use]
-pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remark> {
+pub(crate) fn try_host(spec: &Spec, vms: Option<&[VmStatus]>) -> Vec<Remark> {
     let mut found = Vec::new();
     found.extend(Doors::check(&spec.api).into_iter().map(|error| fatal(error.to_string())));
     found.extend(no_network(spec));
     found.extend(StateLock::check(&spec.host.state).err().map(|error| fatal(error.to_string())));
     if let Ok(memory) = MemInfo::read() {
         found.extend(promises_more_than(spec, memory.total));
+        found.extend(no_swap(spec, memory.swap_total));
     }
     found.extend(spec.host.qmp.iter().filter_map(|glob| no_directory(glob)));
     for (name, group) in &spec.groups {
         found.extend(group.vms.iter().filter_map(|pattern| no_wildcard(name, pattern)));
+        found.extend(group.vms.iter().filter_map(|pattern| no_label(name, pattern)));
         if group.cold.is_on() && group.tracking.vcpu_share().is_none() {
             found.push(note(format!(
                 "[group.{name}]: `cold` does nothing while tracking = \"off\": only \
                  tracking tells which memory is cold"
             )));
         }
-        found.extend(vms.map(|vms| vm_count(name, &group.vms, vms)));
+        found.extend(vms.map(|vms| members(name, group, vms)));
     }
     found
 }
@@ -147,14 +149,46 @@ fn no_wildcard(group: &GroupName, pattern: &NamePattern) -> Option<Remark> {
     })
 }
 
-/// The number of present VMs whose names match the group's patterns; an operator sees by it
-/// whether the patterns are right.
-fn vm_count(group: &GroupName, patterns: &[NamePattern], vms: &BTreeSet<VmName>) -> Remark {
-    let count = vms.iter().filter(|vm| patterns.iter().any(|p| p.matches(vm))).count();
-    note(match count {
-        0 => format!("[group.{group}]: no VM that is here now belongs to it"),
-        1 => format!("[group.{group}]: 1 VM that is here now belongs to it"),
-        count => format!("[group.{group}]: {count} VMs that are here now belong to it"),
+/// A pattern that looks like one of labels, and is none.
+fn no_label(group: &GroupName, pattern: &NamePattern) -> Option<Remark> {
+    let is_odd = pattern.as_str().contains(':') && !pattern.is_of_labels();
+    is_odd.then(|| {
+        let kinds = NamePattern::LABELS.join(", ");
+        note(format!(
+            "[group.{group}]: \"{pattern}\" is compared with VMs' names; patterns of labels begin \
+             with {kinds}"
+        ))
+    })
+}
+
+/// Groups whose memory the host can page out only with swap.
+fn no_swap(spec: &Spec, swap: Bytes) -> Vec<Remark> {
+    let paged = spec.groups.iter().filter(|(_, group)| swap.is_zero() && group.cold.is_on());
+    let remark = |(name, _)| {
+        note(format!("[group.{name}]: `cold` does nothing on this host, which has no swap"))
+    };
+    paged.map(remark).collect()
+}
+
+/// The present VMs whose names or labels match the group's patterns, and their memory: an operator
+/// sees by it whether patterns and budget are right.
+fn members(name: &GroupName, group: &GroupSpec, vms: &[VmStatus]) -> Remark {
+    let is_member = |vm: &&VmStatus| {
+        let name = VmName::from(vm.name.as_str());
+        let is = |p: &NamePattern| {
+            p.matches(&name) || vm.labels.iter().any(|label| p.matches_label(label))
+        };
+        group.vms.iter().any(is)
+    };
+    let members: Vec<_> = vms.iter().filter(is_member).collect();
+    let used: Bytes = members.iter().filter_map(|vm| vm.used_bytes.map(Bytes)).sum();
+    let of = group.budget.map(|budget| format!(" of a budget of {budget}")).unwrap_or_default();
+    note(match members.len() {
+        0 => format!("[group.{name}]: no VM that is here now belongs to it"),
+        1 => format!("[group.{name}]: 1 VM that is here now belongs to it, and uses {used}{of}"),
+        count => format!(
+            "[group.{name}]: {count} VMs that are here now belong to it, and use {used}{of}"
+        ),
     })
 }
 
@@ -163,16 +197,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_vms_of_a_group_are_counted_also_where_there_are_none() {
-        let vms: BTreeSet<VmName> = ["web-1", "web-2", "db-1"].map(VmName::from).into();
-        for (pattern, expected) in [
-            ("web-*", "[group.g]: 2 VMs that are here now belong to it"),
-            ("db-*", "[group.g]: 1 VM that is here now belongs to it"),
-            ("mail-*", "[group.g]: no VM that is here now belongs to it"),
+    fn the_vms_of_a_group_are_counted_with_their_memory_also_where_there_are_none() {
+        let vm = |name: &str, mib: u64| VmStatus {
+            name: name.to_owned(),
+            labels: vec!["pool:shop".to_owned()],
+            used_bytes: Some(mib << 20),
+            ..VmStatus::default()
+        };
+        let vms = [vm("web-1", 200), vm("web-2", 238), vm("db-1", 100)];
+        let budget = Some(Bytes::mib(400));
+        for (pattern, budget, expected) in [
+            (
+                "web-*",
+                budget,
+                "2 VMs that are here now belong to it, and use 438 MiB of a budget of 400 MiB",
+            ),
+            ("db-*", None, "1 VM that is here now belongs to it, and uses 100 MiB"),
+            ("pool:s*", None, "3 VMs that are here now belong to it, and use 538 MiB"),
+            ("mail-*", budget, "no VM that is here now belongs to it"),
         ] {
-            let patterns = [NamePattern::new(pattern)];
-            assert_eq!(vm_count(&GroupName::from("g"), &patterns, &vms), note(expected.to_owned()));
+            let group =
+                GroupSpec { vms: vec![NamePattern::new(pattern)], budget, ..GroupSpec::default() };
+            let expected = note(format!("[group.g]: {expected}"));
+            assert_eq!(members(&GroupName::from("g"), &group, &vms), expected);
         }
+    }
+
+    #[test]
+    fn a_label_of_no_known_kind_is_told() {
+        let said = |text: &str| no_label(&"g".into(), &NamePattern::new(text));
+        assert_eq!((said("pool:web"), said("web-*")), (None, None));
+        assert!(said("pools:web").unwrap().what.ends_with("vmid:, pool:, tag:, project:"));
+    }
+
+    #[test]
+    fn paging_without_swap_is_noted() {
+        let text = "[group.web]\nvms = [\"web-*\"]\ncold = \"when-needed\"\n".to_owned();
+        let spec = model::config::parse(&[("x".to_owned(), text)]).unwrap();
+        assert_eq!(no_swap(&spec, Bytes::mib(1)), []);
+        let [remark] = no_swap(&spec, Bytes::ZERO).try_into().unwrap();
+        let expected = "[group.web]: `cold` does nothing on this host, which has no swap";
+        assert_eq!(remark, note(expected.to_owned()));
     }
 
     #[test]

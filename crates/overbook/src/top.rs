@@ -67,13 +67,18 @@ pub(crate) fn run(socket: &Path, arguments: &Arguments) -> Result<(), CliError> 
     }
     let ending = Ending::watch().map_err(CliError::Terminal)?;
     // Also restores the terminal on a panic.
-    let terminal = ratatui::try_init().map_err(CliError::Terminal)?;
-    let outcome = turn(terminal, &watch, &ending);
-    ratatui::restore();
+    let mut terminal = ratatui::try_init().map_err(CliError::Terminal)?;
+    let outcome = turn(&mut terminal, &watch, &ending);
+    // Where the terminal has gone, standard error has gone with it. The library would panic on its
+    // own messages: when it drops the terminal, and in `restore`.
+    if terminal.show_cursor().is_err() {
+        std::mem::forget(terminal);
+    }
+    let _ = ratatui::try_restore();
     outcome.map_err(CliError::Terminal)
 }
 
-fn turn(mut terminal: DefaultTerminal, watch: &StatusPoller, ending: &Ending) -> io::Result<()> {
+fn turn(terminal: &mut DefaultTerminal, watch: &StatusPoller, ending: &Ending) -> io::Result<()> {
     let mut state = ScreenState { has_colour: screen::has_colour(), ..ScreenState::default() };
     while !ending.is_due() {
         watch.news().for_each(|news| state.learn(news));

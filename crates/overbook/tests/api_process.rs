@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api::wire::HostStatus;
+use api::wire::{HostStatus, StatusPage};
 use daemon_fixture::TestDaemon;
 use sys::process::{Identity, Signal, children_of};
 
@@ -105,4 +105,22 @@ fn it_ends_with_the_daemon() {
         assert!(Instant::now() < deadline, "it goes on without its daemon");
         sleep(Duration::from_millis(5));
     }
+}
+
+/// So the alert `OverbookHangs` and the verdict can tell that it hangs.
+#[test]
+fn it_tells_the_age_of_the_last_tick_while_the_daemon_stands_still() {
+    let mut daemon = start();
+    let age = |daemon: &TestDaemon| {
+        let page = daemon.client().get_text("/metrics").unwrap();
+        let line = page.lines().find_map(|line| line.strip_prefix("overbook_tick_age_seconds "));
+        line.unwrap().parse::<f64>().unwrap()
+    };
+    assert!(age(&daemon) < 10.0, "it runs");
+    daemon.signal("STOP");
+    daemon.until("the last tick is old", |daemon| age(daemon) > 10.0);
+    let text = daemon.get::<StatusPage>("/v1/status").verdict.text;
+    daemon.signal("CONT");
+    assert!(text.starts_with("CRITICAL: the daemon stands still: its last tick was"), "{text}");
+    daemon.until("it runs again", |daemon| age(daemon) < 10.0);
 }

@@ -232,46 +232,45 @@ fn a_name_cannot_steer_the_operators_terminal() {
     assert!(text.contains("gotcha") && !text.contains('\u{1b}'), "{text}");
 }
 
+/// Words that the program offers a shell for the last of these.
+fn offered(words: &[&str]) -> Vec<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
+    command.env("OVERBOOK_COMPLETE", "bash").env("_CLAP_IFS", "\n");
+    command.env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string());
+    let output = command.arg("--").args(words).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
 #[test]
 fn completions_and_man_pages_know_every_command() {
     let output = overbook(&["completions", "bash"]);
     let script = String::from_utf8(output.stdout).unwrap();
+    assert!(script.contains("OVERBOOK_COMPLETE=\"bash\""), "{script}");
+    let shown = offered(&["overbook", ""]);
     let dir = tempfile::tempdir().unwrap();
     assert!(overbook(&["man", dir.path().to_str().unwrap()]).status.success());
-    assert!(dir.path().join("overbook.1").exists());
+    for page in ["overbook.8", "overbook.toml.5"] {
+        assert!(dir.path().join(page).exists(), "{page}");
+    }
     let help = String::from_utf8(overbook(&["--help"]).stdout).unwrap();
     for command in ["daemon", "check", "status", "top", "plan", "release", "history", "lab"] {
-        assert!(script.contains(command) && help.contains(command), "{command}");
-        assert!(dir.path().join(format!("overbook-{command}.1")).exists(), "{command}");
+        assert!(help.contains(command), "{command}");
+        assert!(shown.iter().any(|word| word == command), "{command}: {shown:?}");
+        let page = fs::read_to_string(dir.path().join(format!("overbook-{command}.8"))).unwrap();
+        for part in ["SYNOPSIS", "EXIT STATUS", "EXAMPLES", "SEE ALSO"] {
+            assert!(
+                page.contains(&format!(".SH \"{part}\"")) || page.contains(&format!(".SH {part}"))
+            );
+        }
     }
-}
-
-#[test]
-fn the_lab_is_run_from_beside_the_program_with_its_arguments() {
-    let dir = tempfile::tempdir().unwrap();
-    let program = dir.path().join("overbook");
-    install(Path::new(env!("CARGO_BIN_EXE_overbook")), &program);
-    let run = || {
-        let mut command = Command::new(&program);
-        command.args(["lab", "run", "--json", "x y"]).env("PATH", "").output().unwrap()
-    };
-    let missing = run();
-    assert_eq!(missing.status.code(), Some(1));
-    assert!(error(&missing).contains("`overbook-lab` was found neither next to"));
-    let script = dir.path().join("script");
-    fs::write(&script, "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n").unwrap();
-    install(&script, &dir.path().join("overbook-lab"));
-    let output = run();
-    assert_eq!(output.stdout, b"<run><--json><x y>");
-    assert_eq!(output.status.code(), Some(7));
-}
-
-/// Copies a program in a process of its own. While this process has the file open for writing, a
-/// process started by another test could inherit the descriptor, and the program could not be run
-/// (`ETXTBSY`).
-fn install(from: &Path, to: &Path) {
-    let status = Command::new("install").args([from, to]).status().unwrap();
-    assert!(status.success());
+    let history = fs::read_to_string(dir.path().join("overbook-history.8")).unwrap();
+    assert!(history.contains("\\-\\-since\\fR \\fITIME\\fR"), "{history}");
+    // Overbook starts these by itself.
+    for hidden in ["worker", "api", "store"] {
+        assert_eq!(offered(&["overbook", hidden]), [""; 0]);
+    }
 }
 
 #[test]
@@ -347,7 +346,9 @@ fn check_tries_the_host_and_its_exit_code_says_what_its_answer_says() {
     let output = overbook(&["check", "--host", "--json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(i32::from(report["managed"] == false)));
-    for feature in report["features"].as_array().unwrap() {
+    let features = report["features"].as_array().unwrap();
+    assert!(features.len() > 5, "{report}");
+    for feature in features {
         assert_eq!(feature["works"] == true, feature["cost"].is_null(), "{feature}");
     }
     let text = String::from_utf8(overbook(&["check", "--host"]).stdout).unwrap();
@@ -506,6 +507,26 @@ fn what_has_no_effect_is_noted_beside_the_ok() {
     ] {
         assert!(said.contains(note), "{note} is missing in\n{said}");
     }
+}
+
+#[test]
+fn a_diff_without_a_daemon_fails_and_hides_no_other_finding() {
+    let (_, plain, dir) = checked("[group.web]\nvms = [\"web-[0-9]*\"]\n");
+    let config = dir.path().join("overbook.toml");
+    let run = |more: &[&str]| {
+        let arguments = [&["check", "--diff", "--config", config.to_str().unwrap()], more].concat();
+        let output = overbook(&arguments);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, said) = run(&[]);
+    assert_eq!(code, Some(1), "{said}");
+    let diff = said.strip_prefix(&plain).unwrap();
+    assert!(diff.starts_with("diff: no daemon answers at "), "{said}");
+    let (code, said) = run(&["--json"]);
+    let report: Value = serde_json::from_str(&said).unwrap();
+    let why = report["why_no_changes"].as_str().unwrap();
+    assert!(why.starts_with("no daemon answers at ") && code == Some(1), "{said}");
+    assert!(report["findings"].to_string().contains("taken literally"), "{said}");
 }
 
 #[test]

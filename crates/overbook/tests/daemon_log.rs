@@ -71,3 +71,20 @@ fn a_reload_tells_what_has_changed_and_what_waits() {
     daemon.reconfigure("");
     said(&mut daemon, "[group.web] (gone)");
 }
+
+#[test]
+fn lines_in_a_file_begin_with_the_time_and_have_no_level() {
+    let mut daemon = TestDaemon::start(tempfile::tempdir().unwrap(), "");
+    // An ordinary line, and a warning.
+    daemon.client().post("/v1/pause").unwrap();
+    daemon.reconfigure("[nonsense]\n");
+    for said in ["pause: asked for by ", "the last good configuration stays in force"] {
+        daemon.until(&format!("the log says: {said}"), |daemon| daemon.log().contains(said));
+    }
+    daemon.end();
+    for line in daemon.log().lines() {
+        let (time, _) = line.split_once(" overbook: ").unwrap_or_else(|| panic!("{line}"));
+        let shape = time.replace(|letter: char| letter.is_ascii_digit(), "0");
+        assert_eq!(shape, "0000-00-00T00:00:00Z", "{line}");
+    }
+}

@@ -244,6 +244,8 @@ fn unknown_paths_and_wrong_methods_are_told_apart() {
     let server = TestServer::start();
     assert_eq!(error(&server, "GET", "/nope").0, 404);
     assert_eq!(error(&server, "GET", "/v1/pause").0, 405);
+    let few = error(&server, "POST", "/v1/lender?holds_bytes=1");
+    assert!(few.0 == 400 && few.1.contains("most_bytes"), "{few:?}");
     assert_eq!(error(&server, "DELETE", "/v1/host").0, 405);
 }
 

@@ -97,8 +97,10 @@ fn every_parameter_is_where_its_handler_reads_it() {
         assert_eq!(read, in_query, "{method} {path}: {body}");
         for name in in_query {
             let (status, _, body) = ask(&server, &format!("{method} {path}?{name}=x"), CHANGE);
-            assert_eq!(status, 400, "{path}?{name}=x: {body}");
-            assert!(body.contains(&name), "{body}");
+            // A name of a VM or group is valid, and unknown.
+            let wrong = if ["vm", "group"].contains(&name.as_str()) { 404 } else { 400 };
+            assert_eq!(status, wrong, "{path}?{name}=x: {body}");
+            assert!(body.to_lowercase().contains(&name), "{body}");
         }
     }
     assert!(queries >= 6, "{queries}");
@@ -139,7 +141,7 @@ fn statuses_come_with_the_headers_that_belong_to_them() {
         assert_eq!(status, 401);
         assert!(head.contains("\r\nwww-authenticate: bearer"), "{head}");
     }
-    for (line, allow) in [("POST /v1/host", "get,head"), ("GET /v1/release", "post")] {
+    for (line, allow) in [("POST /v1/host", "get,head"), ("GET /v1/pause", "post")] {
         let (status, head, _) = ask(&server, line, CHANGE);
         assert_eq!(status, 405);
         assert!(head.contains(&format!("\r\nallow: {allow}")), "{head}");

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drivers::journal::{Journal, UndoRecord};
-use drivers::{Drivers, Records, Settings};
+use drivers::{Drivers, Records, Released, Settings, Undo};
 use model::ports::{Act, Sense};
 use model::view::Mechanism;
 use model::{Action, Bytes, Link, Migration, VmName, VmView};
@@ -145,6 +145,12 @@ async fn left_changed() -> (tempfile::TempDir, Fake) {
     (dir, fake)
 }
 
+/// Pauses all VMs and releases them.
+async fn release(drivers: &Drivers) -> Vec<Released> {
+    drivers.keep_hands_off();
+    drivers.release(|_: &VmName| true, Undo::Now).await
+}
+
 /// Waits until `is_so` returns true for the VM.
 async fn until(drivers: &mut Drivers, vm: &str, is_so: impl Fn(&VmView) -> bool) -> VmView {
     let mut last = None;
@@ -228,9 +234,9 @@ async fn memory_that_was_plugged_after_the_decision_is_the_guests_and_a_release_
     drivers.act(&set("web", &view, 200));
     let grown = format!("\"value\":{}", (200 + 512) << 20);
     eventually("it is asked for what that is now", || fake.heard(&grown) == 1).await;
-    let outcomes = drivers.release().await;
+    let outcomes = release(&drivers).await;
     let [(_, Ok(done))] = &outcomes[..] else { panic!("{outcomes:?}") };
-    assert!(done.contains("balloon back to 768 MiB"), "{done}");
+    assert!(done.words.contains("balloon back to 768 MiB"), "{done:?}");
     assert_eq!(fake.heard(WHOLE), 1);
 }
 
@@ -257,9 +263,12 @@ async fn a_release_leaves_a_grant_that_a_guest_without_swap_uses() {
     eventually("it moves", || fake.heard("\"balloon\"") == 1).await;
     let fake = fake.answering("query-balloon", json!({"actual": RAM}));
     let fake = fake.answering("guest-stats", stats(50));
-    let outcomes = drivers.release().await;
+    let outcomes = release(&drivers).await;
     let [(_, Ok(done))] = &outcomes[..] else { panic!("{outcomes:?}") };
-    assert!(done.contains("instead of the original 128 MiB: its guest uses that"), "{done}");
+    assert!(
+        done.words.contains("instead of the original 128 MiB: its guest uses that"),
+        "{done:?}"
+    );
     let (tenth, spare) = (RAM / 10, 50 << 20);
     assert_eq!(fake.heard(&format!("\"value\":{}", RAM - (spare - tenth))), 1);
 }
@@ -348,7 +357,7 @@ async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_ba
     assert_eq!((last.balloon, last.stats_interval_s), (Some(Bytes(RAM)), Some(0)));
     assert_eq!(fake.heard(&format!("{}", 200 << 20)), 1);
 
-    let outcomes = drivers.release().await;
+    let outcomes = release(&drivers).await;
     assert!(matches!(&outcomes[..], [(vm, Ok(_))] if vm.as_str() == "web"), "{outcomes:?}");
     assert_eq!(fake.heard(WHOLE), 1);
     let settings = fake.heard("qom-set");
@@ -357,7 +366,7 @@ async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_ba
     assert_eq!(fake.heard(&format!("{}", 100 << 20)), 0, "released is released");
     assert_eq!(fake.heard("qom-set"), settings);
     assert!(on_record(dir.path()).is_empty());
-    assert!(drivers.release().await.is_empty(), "nothing is left to be done");
+    assert!(release(&drivers).await.is_empty(), "nothing is left to be done");
 }
 
 #[tokio::test]
@@ -380,6 +389,45 @@ async fn a_vm_that_leaves_management_gets_back_what_it_had_and_is_watched_on() {
 }
 
 #[tokio::test]
+async fn a_dry_run_tells_what_a_release_would_do_and_changes_nothing() {
+    let (dir, fake) = left_changed().await;
+    fake.answers.lock().unwrap().insert("query-balloon", json!({"actual": 200 << 20}));
+    let drivers = watch(dir.path());
+    let settings = fake.heard("qom-set");
+    let outcomes = drivers.release(|_: &VmName| true, Undo::DryRun).await;
+    let [(_, Ok(would))] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert_eq!(would.words, "statistics every 0 s (off) again, balloon back to 256 MiB");
+    assert_eq!(would.gives, Bytes::mib(56));
+    assert_eq!((fake.heard(WHOLE), fake.heard("qom-set")), (0, settings));
+    assert_eq!(on_record(dir.path()).len(), 1, "it stays on record");
+    let outcomes = drivers.release(|vm: &VmName| vm.as_str() == "db", Undo::Now).await;
+    assert!(outcomes.is_empty(), "another VM is meant: {outcomes:?}");
+    assert_eq!(fake.heard(WHOLE), 0);
+}
+
+#[tokio::test]
+async fn a_vm_that_is_paused_by_name_is_not_changed_and_another_one_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (held, other) = (Fake::new("web"), Fake::new("db"));
+    let mut pauses = model::Pauses::default();
+    pauses.add(&model::Scope::Vm("web".into()), model::Hold::Kept);
+    let mut drivers = watch(dir.path());
+    drivers.set_pauses(pauses);
+    tokio::spawn(held.clone().serve(dir.path().join("a.qmp")));
+    tokio::spawn(other.clone().serve(dir.path().join("b.qmp")));
+    for name in ["web", "db"] {
+        let view = until(&mut drivers, name, is_up).await;
+        drivers.act(&set(name, &view, 200));
+    }
+    let moved = |fake: &Fake| fake.heard(&format!("{}", 200 << 20));
+    eventually("the other one moves", || moved(&other) == 1).await;
+    settle().await;
+    assert_eq!((moved(&held), held.heard("qom-set")), (0, 0), "{:?}", held.heard);
+    drivers.set_pauses(model::Pauses::default());
+    eventually("it is polled after the pause", || held.heard("qom-set") == 1).await;
+}
+
+#[tokio::test]
 async fn the_original_is_found_again_beside_the_record_of_a_dead_namesake() {
     let (dir, fake) = left_changed().await;
 
@@ -396,7 +444,7 @@ async fn the_original_is_found_again_beside_the_record_of_a_dead_namesake() {
     let view = until(&mut second, "web", is_up).await;
     second.act(&set("web", &view, 100));
     eventually("it moves", || fake.heard(&format!("{}", 100 << 20)) == 1).await;
-    let outcomes = second.release().await;
+    let outcomes = release(&second).await;
     assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
     assert_eq!(fake.heard(WHOLE), 1);
     assert!(on_record(dir.path()).is_empty());
@@ -414,7 +462,7 @@ async fn a_vm_that_the_configuration_does_not_name_any_more_is_released_too() {
     drop(first);
 
     let second = with_journal(elsewhere.path(), Journal::open(dir.path()).unwrap());
-    let outcomes = second.release().await;
+    let outcomes = release(&second).await;
     assert!(matches!(&outcomes[..], [(_, Ok(_))]), "{outcomes:?}");
     assert_eq!(fake.heard(WHOLE), 1);
     assert!(on_record(dir.path()).is_empty());
@@ -424,7 +472,7 @@ async fn a_vm_that_the_configuration_does_not_name_any_more_is_released_too() {
 async fn a_release_that_comes_before_the_first_connection_waits_for_it() {
     let (dir, fake) = left_changed().await;
     let second = watch(dir.path());
-    let outcomes = second.release().await;
+    let outcomes = release(&second).await;
     assert!(matches!(&outcomes[..], [(_, Ok(_))]), "{outcomes:?}");
     assert_eq!(fake.heard(WHOLE), 1);
 }

@@ -75,7 +75,10 @@ fn with_exit_code_status_is_a_monitoring_plugin() {
     server.publish(tick);
     let (code, line) = verdict(socket);
     assert_eq!(code, Some(0), "{line}");
-    assert_eq!(line, "OK: 1 VM, 1 group, 6 GiB of 16 GiB available, mode enforce");
+    assert_eq!(
+        line,
+        "OK: 1 VM (1 short of memory now), 1 group, 6 GiB of 16 GiB available, mode enforce"
+    );
 
     let (code, line) = verdict("/nonexistent/s");
     assert_eq!(code, Some(2), "{line}");

@@ -46,7 +46,10 @@ impl Terminal {
     fn open_after(server: &TestServer, settings: &str) -> Self {
         let program = env!("CARGO_BIN_EXE_overbook");
         let socket = server.socket.display();
-        let top = format!("{settings} stty -g; {program} --socket {socket} top; stty -g");
+        let top = format!(
+            "{settings} stty -g; {program} --socket {socket} top; \
+             echo $? > \"${{RESULT:-/dev/null}}\"; stty -g"
+        );
         let mut script = Command::new("script")
             .args(["--quiet", "--flush", "--command", &top, "/dev/null"])
             .env("TERM", "xterm")
@@ -160,6 +163,27 @@ fn when_its_terminal_goes_it_ends() {
     let started = Instant::now();
     assert!(terminal.top.wait_for(LIMIT).unwrap(), "it still runs");
     println!("ended after {:?}", started.elapsed());
+}
+
+#[test]
+fn when_its_terminal_goes_without_a_hangup_signal_it_exits_by_itself() {
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    let result = dir.path().join("result");
+    // As under nohup(1). The shell lives on, too, and writes the exit code.
+    let settings = format!("trap '' HUP; RESULT='{}';", result.display());
+    let mut terminal = Terminal::open_after(&server, &settings);
+    terminal.script.kill().unwrap();
+    assert!(terminal.top.wait_for(LIMIT).unwrap(), "it still runs");
+    let begin = Instant::now();
+    let mut code = String::new();
+    while !code.ends_with('\n') {
+        assert!(begin.elapsed() < LIMIT, "no exit code");
+        std::thread::sleep(Duration::from_millis(10));
+        code = fs::read_to_string(&result).unwrap_or_default();
+    }
+    // A process that a signal has ended has a code above 128.
+    assert!(["0\n", "1\n"].contains(&code.as_str()), "{code}");
 }
 
 #[test]

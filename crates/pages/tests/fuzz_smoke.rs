@@ -1,5 +1,5 @@
 //! Runs the fuzz target of `fuzz/` for the short time that a test may take: with random bytes,
-//! and with the corpus by which a fuzzer has reached every branch (`fuzzed/corpus/`).
+//! and with the corpus by which a fuzzer has reached every branch (`fuzzed/corpus/tables/`).
 
 mod fuzzed;
 
@@ -16,7 +16,7 @@ proptest! {
 
 #[test]
 fn what_a_fuzzer_has_found_is_read_as_well() {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzzed/corpus");
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzzed/corpus/tables");
     let files = std::fs::read_dir(corpus).expect("it is in the tree");
     let read = files.map(|file| std::fs::read(file.expect("it is there").path()));
     let read = read.map(|data| fuzzed::tables(&data.expect("it can be read"))).count();

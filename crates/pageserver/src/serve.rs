@@ -15,6 +15,7 @@ mod divided;
 mod out;
 mod patience;
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
@@ -77,7 +78,9 @@ struct Transmission<'a, S> {
     input: Incoming,
     out: Out,
     later: FuturesUnordered<Later<'a>>,
-    /// Bytes that the requests in `later` hold.
+    /// Requests of `later` that are done and wait for room for their replies.
+    done: VecDeque<(Piece, Late)>,
+    /// Bytes that the requests in `later` and `done` hold.
     held: BudgetCharge,
     /// Longest read among them, in bytes.
     longest: usize,
@@ -113,6 +116,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         input,
         out: Out::new(budget.clone()),
         later: FuturesUnordered::new(),
+        done: VecDeque::new(),
         held: BudgetCharge::new(budget.clone(), budget.piece()),
         longest: 0,
         dividing: None,
@@ -141,11 +145,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Transmission<'_, S> {
             }
             received = 0;
             let has_sent = self.send(context)?;
-            if self.is_over && self.later.is_empty() && self.out.is_empty() {
+            if self.is_over && self.is_idle() && self.out.is_empty() {
                 return Poll::Ready(Ok(()));
             }
             if may_receive && !has_answered && !has_sent {
-                if self.later.is_empty() && self.patience.look_again() {
+                if self.is_idle() && self.patience.look_again() {
                     // The runtime polls its sockets before it runs this task again.
                     let _ = pin!(tokio::task::yield_now()).poll(context);
                 }
@@ -186,28 +190,50 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Transmission<'_, S> {
 }
 
 impl<'a, S> Transmission<'a, S> {
-    /// Answers requests that took a while and are done.
+    /// Whether no request is in flight.
+    fn is_idle(&self) -> bool {
+        self.later.is_empty() && self.done.is_empty()
+    }
+
+    /// Answers requests that took a while and are done. They end in the layer even while the
+    /// client takes no replies, because requests of other connections may wait for them.
     fn gather(&mut self, context: &mut Context<'_>) -> Result<(), ServeError> {
-        while self.out.has_room(self.longest)
-            && let Poll::Ready(Some((piece, late))) = Pin::new(&mut self.later).poll_next(context)
-        {
-            self.held.give(piece.request.length_held());
-            let result = match late {
-                Late::Read(Ok(data)) => {
-                    self.before_data(&piece);
-                    self.out.buffer.extend_from_slice(&data);
-                    Ok(())
-                }
-                Late::Read(Err(errno)) => Err(errno),
-                Late::Other(result) => result,
-            };
-            if self.later.is_empty() {
-                self.longest = 0;
+        loop {
+            while let Poll::Ready(Some(done)) = Pin::new(&mut self.later).poll_next(context) {
+                self.done.push_back(done);
             }
-            self.ended(&piece, result)?;
+            let mut has_ended = false;
+            while !self.done.is_empty()
+                && self.out.has_room(self.longest)
+                && let Some((piece, late)) = self.done.pop_front()
+            {
+                has_ended = true;
+                self.end_late(&piece, late)?;
+            }
+            // The end of a divided write begins its flush, which has to be polled once.
+            if !has_ended {
+                break;
+            }
         }
-        self.input.reclaim(self.later.is_empty());
+        self.input.reclaim(self.is_idle());
         Ok(())
+    }
+
+    fn end_late(&mut self, piece: &Piece, late: Late) -> Result<(), ServeError> {
+        self.held.give(piece.request.length_held());
+        let result = match late {
+            Late::Read(Ok(data)) => {
+                self.before_data(piece);
+                self.out.buffer.extend_from_slice(&data);
+                Ok(())
+            }
+            Late::Read(Err(errno)) => Err(errno),
+            Late::Other(result) => result,
+        };
+        if self.is_idle() {
+            self.longest = 0;
+        }
+        self.ended(piece, result)
     }
 
     /// Answers the requests that have arrived while there is room. Returns whether there were
@@ -264,7 +290,8 @@ impl<'a, S> Transmission<'a, S> {
     fn divide(&mut self) -> Result<bool, ServeError> {
         let mut has_done = false;
         while let Some(dividing) = &mut self.dividing {
-            if dividing.is_in_one && !self.later.is_empty() {
+            let is_idle = self.later.is_empty() && self.done.is_empty();
+            if dividing.is_in_one && !is_idle {
                 self.is_held_up = true;
                 break;
             }
@@ -316,7 +343,7 @@ impl<'a, S> Transmission<'a, S> {
             Some(Command::BlockStatus) => self.account.budget().piece(),
             _ => 0,
         };
-        let has_room = self.later.len() < MOST_LATER
+        let has_room = self.later.len() + self.done.len() < MOST_LATER
             && self.held.bytes() + holds <= MOST_HELD
             && self.out.has_room(brings)
             && self.held.take(holds);

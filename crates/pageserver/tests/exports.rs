@@ -14,7 +14,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use common::{SingleExport, listen};
+use common::{LIMIT, SingleExport, listen, raw};
+use pageserver::budget::PIECE;
 use pageserver::client::ClientError;
 use pageserver::layer::{Layer, Zeros};
 use pageserver::layers::count::Count;
@@ -25,10 +26,13 @@ use pageserver::layers::remote::{Address, Remote};
 use pageserver::layers::seal::Seal;
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::Errno;
-use pageserver::nbd::request::Command;
+use pageserver::nbd::request::{Command, Request};
+use pageserver::nbd::wire::command_flag::FUA;
 use pageserver::order::Ordered;
 use pageserver::repository::{Client, ROOM, Repository};
 use pageserver::server::{Catalogue, Who};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 const SIZE: u64 = 24 << 20;
 
@@ -123,7 +127,8 @@ async fn zeroed_pages_take_nothing_in_a_repository_and_are_not_read_there() {
     }
     assert_eq!(remote.pages(), 5);
     assert_eq!(pageserver::layer::read(&seal, 0, ALL).await.unwrap(), copy);
-    assert!(seal.extents(0, ALL as u32).iter().all(|extent| !extent.is_hole));
+    let extents = seal.extents(0, ALL as u32);
+    assert!(!extents.is_empty() && extents.iter().all(|extent| !extent.is_hole));
     assert_eq!(repository.take_back(1), 1);
     for page in [2, 3, 6] {
         let read = pageserver::layer::read(&seal, page * 4096, 4096).await;
@@ -443,4 +448,22 @@ async fn what_a_read_brings_is_not_kept_where_a_write_has_begun_meanwhile() {
     written.unwrap();
     assert!([[0; 4096], [2; 4096]].iter().any(|page| *page == old.as_ref().unwrap()[..]));
     assert_eq!(pageserver::layer::read(&*near, 0, 4096).await.unwrap(), [2; 4096]);
+}
+
+/// The flush of a long write begins when its last piece has ended, with nothing else in flight.
+#[tokio::test]
+async fn a_long_write_that_is_to_be_flushed_is_answered() {
+    let slow = FaultLayer::over(Arc::new(Memory::new(SIZE)), InjectedFaults::default());
+    let server = listen(Arc::new(SingleExport("disk", Arc::new(slow))));
+    let mut client = server.raw().await;
+    raw::choose(&mut client, "disk").await;
+    let length = 4 * PIECE as u32;
+    let (command, cookie) = (Some(Command::Write), 7);
+    let mut ask = Vec::new();
+    Request { flags: FUA, command, cookie, offset: 0, length }.encode(&mut ask);
+    ask.resize(ask.len() + length as usize, 1);
+    client.write_all(&ask).await.unwrap();
+    let mut reply = [0; 16];
+    timeout(LIMIT, client.read_exact(&mut reply)).await.unwrap().unwrap();
+    assert_eq!(reply[..], raw::simple_reply(0, cookie));
 }

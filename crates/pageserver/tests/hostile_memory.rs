@@ -6,16 +6,21 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use common::raw::{self, choose};
 use common::{LIMIT, Listening, SingleExport, listen};
 use pageserver::budget::{Budget, PIECE};
 use pageserver::client;
+use pageserver::layer::{Answer, Layer, Read, Zeros};
 use pageserver::layers::fault::{FaultLayer, InjectedFaults};
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::dialogue::Wanted;
+use pageserver::nbd::reply::Extent;
 use pageserver::nbd::request::Command;
 use pageserver::nbd::wire::{self, MAX_PAYLOAD};
+use pageserver::order::Ordered;
 use pageserver::places::Owner;
 use pageserver::server::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -205,6 +210,67 @@ async fn clients_that_are_stuck_make_room_for_others() {
     let mut rest = Vec::new();
     let _or_reset = timeout(LIMIT, stuck.read_to_end(&mut rest)).await.unwrap();
     assert!(rest.len() < 8 * MIB, "it was served to its end");
+}
+
+/// Counts the writes that have come to the layer below.
+struct CountedWrites(Ordered, AtomicUsize);
+
+impl Layer for CountedWrites {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        self.0.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, data: Bytes) -> Answer<'_> {
+        let answer = self.0.write(offset, data);
+        self.1.fetch_add(1, Ordering::Relaxed);
+        answer
+    }
+
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
+        self.0.zero(offset, length, zeros)
+    }
+
+    fn flush(&self) -> Answer<'_> {
+        self.0.flush()
+    }
+
+    fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
+        self.0.extents(offset, length)
+    }
+}
+
+/// A write begins behind reads whose replies its client does not take. It ends nevertheless, and
+/// so does another connection's read of the same bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_takes_no_replies_holds_up_no_other_connection() {
+    let _turn = TURN.lock().await;
+    // More than the server's and the socket's buffers hold.
+    const READS: usize = 40;
+    let faults = InjectedFaults { cut: true, ..InjectedFaults::default() };
+    let slow = Arc::new(FaultLayer::over(Arc::new(Memory::new(SIZE)), faults));
+    let disk = Arc::new(CountedWrites(Ordered::over(slow.clone()), AtomicUsize::new(0)));
+    let server = listen(Arc::new(SingleExport("disk", disk.clone())));
+    let mut stalled = server.raw().await;
+    choose(&mut stalled, "disk").await;
+    let piece = u32::try_from(PIECE).unwrap();
+    let mut asks = raw::request(Command::Read, 1, u64::from(LONG), piece).repeat(READS);
+    asks.extend_from_slice(&raw::request(Command::Write, 2, 0, 4096));
+    asks.extend_from_slice(&[7; 4096]);
+    stalled.write_all(&asks).await.unwrap();
+    common::waits_for("the write to begin", || disk.1.load(Ordering::Relaxed) == 1).await;
+    slow.set(InjectedFaults::default());
+    let other = server.client("disk").await.unwrap();
+    let read = timeout(LIMIT, other.read(0, 4096)).await.unwrap().unwrap();
+    assert_eq!(read, [7; 4096]);
+    drop(stalled);
 }
 
 /// A server that sends extents without end.

@@ -121,7 +121,7 @@ impl Group<'_> {
                 }
                 continue;
             }
-            match host.claim(wanted) {
+            match host.claim_for(member.is_relieved, wanted) {
                 Ok(granted) => {
                     surplus = surplus.minus(granted);
                     spare = spare.minus(granted.minus(planned));
@@ -140,9 +140,14 @@ impl Group<'_> {
     /// The member that is shortest, and the need of all short members beyond `surplus`.
     pub(crate) fn lacking(&self, surplus: Bytes) -> Option<(usize, Bytes)> {
         let lacks = |member: &GroupVm| {
+            if !member.is_short() {
+                return Bytes::ZERO;
+            }
             let enough = member.memory.balanced.map_or(Bytes::ZERO, |balanced| balanced.enough);
-            let enough = enough.min(member.limits.max);
-            if member.is_short() { enough.minus(member.target) } else { Bytes::ZERO }
+            // A guest without swap shows no misses: it lacks what `demand` would grant it.
+            let has_curve = member.memory.curves.is_some();
+            let unit = if has_curve { Bytes::ZERO } else { member.target.plus(tuning::UNIT) };
+            enough.max(unit).min(member.limits.max).minus(member.target)
         };
         let lacking = self.members.iter().map(lacks).sum::<Bytes>().minus(surplus);
         let shortest = (0..self.members.len()).max_by_key(|i| lacks(&self.members[*i]))?;

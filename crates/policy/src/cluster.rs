@@ -5,7 +5,8 @@
 //! causes another overload. **Rule.** For a VM in sustained overload one VM leaves its host: the
 //! VM itself, or one that has the missing memory; of these, the one with the least memory to
 //! send. The target is the host with most room, if that is enough. Room is memory not given to
-//! its VMs. A host with an overloaded VM, or to which a VM is already on its way, is no target.
+//! its VMs. A host with an overloaded VM is a target only within the room that it keeps for
+//! this ([`crate::excess`]). A host to which a VM is already on its way is no target.
 //!
 //! Nothing is moved until the overload has paged as much as the move will send. Until then it may
 //! end at any moment, and the total cost stays within twice the minimum. One VM at a time leaves
@@ -114,14 +115,18 @@ impl<'a> Rooms<'a> {
             view.intents.values().map(|intent| &intent.value.to).collect();
         let is_calm =
             |report: &HostReport| report.vms.values().all(|vm| vm.severity == Severity::None);
+        let kept = |host: &HostName| {
+            view.excess.shares.get(host).map_or(Bytes::ZERO, |share| share.targets)
+        };
         let open = view.hosts.iter().filter(|(host, report)| {
             let is_known = report.age(now) <= STALE_AFTER && !memory.is_distrusted(host, now);
-            is_known && !taken.contains(host) && is_calm(&report.value)
+            is_known && report.value.receives && !taken.contains(host)
         });
         let by_host: BTreeMap<&HostName, Bytes> = open
             .map(|(host, report)| {
                 let given = report.value.vms.values().map(|vm| vm.given).sum();
-                (host, report.value.memory.minus(given))
+                let room = report.value.memory.minus(given);
+                if is_calm(&report.value) { (host, room) } else { (host, room.min(kept(host))) }
             })
             .collect();
         let ordered = by_host.iter().map(|(host, room)| (*room, *host)).collect();
@@ -269,23 +274,28 @@ fn choose<'a>(
 
 #[cfg(test)]
 mod tests {
+    use model::cluster::ExcessSpace;
+
     use super::*;
 
     const NOW: Time = Time(10_000_000);
 
     fn vm(promised: u64, given: u64, severity: Severity) -> VmReport {
         let (promised, given) = (Bytes::mib(promised), Bytes::mib(given));
-        VmReport { group: "web".into(), promised, given, severity, paged: 1 << 20, immovable: None }
+        let (group, paged, rates) = ("web".into(), 1 << 20, None);
+        VmReport { group, promised, given, severity, paged, rates, immovable: None }
     }
 
     fn host(memory: u64, vms: &[(&str, VmReport)]) -> Reading<HostReport> {
         let vms = vms.iter().map(|(name, vm)| ((*name).into(), vm.clone())).collect();
-        Reading::new(HostReport { memory: Bytes::mib(memory), vms }, NOW)
+        let memory = Bytes::mib(memory);
+        let report = HostReport { memory, receives: true, vms, ..HostReport::default() };
+        Reading::new(report, NOW)
     }
 
     fn pool(hosts: &[(&str, Reading<HostReport>)]) -> ClusterView {
         let hosts = hosts.iter().map(|(name, host)| ((*name).into(), host.clone())).collect();
-        ClusterView { hosts, intents: BTreeMap::new() }
+        ClusterView { hosts, ..ClusterView::default() }
     }
 
     /// A controller that has observed for long enough.
@@ -326,6 +336,19 @@ mod tests {
         let old = Reading { at: Time(0), ..host(9000, &[]) };
         let plan = decide(&pool(&[("a", a()), ("b", old)]), &mut rested(), NOW);
         assert!(plan.moves.is_empty(), "of a host that says nothing nothing is known");
+    }
+
+    #[test]
+    fn kept_room_is_there_beside_an_overload() {
+        let a = host(1024, &[("hot", vm(1024, 640, Sustained))]);
+        let busy = host(9000, &[("x", vm(1000, 500, Transient))]);
+        let mut view = pool(&[("a", a), ("b", busy)]);
+        let mut keep = |mib| {
+            let share = ExcessSpace { targets: Bytes::mib(mib), ..ExcessSpace::default() };
+            view.excess.shares.insert("b".into(), share);
+            decide(&view, &mut rested(), NOW).moves.len()
+        };
+        assert_eq!((keep(1000), keep(1024)), (0, 1));
     }
 
     #[test]

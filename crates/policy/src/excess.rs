@@ -11,12 +11,29 @@
 //! for all). And overloads that come together are correlated: where simultaneous overloads were
 //! counted ([`Together`]), that count applies, and the result also gives the number for
 //! independent overloads.
+//!
+//! **In a pool** the controller shares the need out ([`share_out`], §4.3): room for a VM to move to
+//! lies whole on one host, room for pages on any host with a repository. A share stays where it is
+//! while it fits there. Each host keeps its share free of grants ([`crate::headroom`]). A VM that
+//! has all of its promise needs no more, so memory that an overload has used is kept anew
+//! elsewhere only for the VMs that are left. When the VM gives its memory back, the share is free
+//! again without a grant that comes back: no VM is squeezed for it, so nothing cascades.
 
-use model::{Bytes, Together};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use model::cluster::{ClusterView, ExcessPlan, ExcessSpace, HostReport, OverloadRates, VmReport};
+use model::{Bytes, HostName, Severity, Together};
 use serde::{Deserialize, Serialize};
 
 /// Smaller probabilities are cut off a distribution's tail.
 const NEGLIGIBLE: f64 = 1e-12;
+/// Counts of overloads at once from which on they apply: one each minute.
+const ENOUGH_COUNTS: u64 = 60;
+/// Counts of a week.
+const MOST_COUNTS: u64 = 7 * 24 * 60;
+/// More VMs at once are counted as this many.
+const MOST_COUNTED: usize = 10_000;
 
 /// A VM's promise, and how often the VM is overloaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,6 +96,132 @@ impl Need {
     pub const fn sum(&self) -> Bytes {
         self.targets.plus(self.repositories)
     }
+}
+
+/// Shares out the excess space of a pool, with this certainty (0 to 1; 0: none is kept). `before`
+/// is the plan in force; a plan is made each minute.
+///
+/// A VM whose overloads were not measured counts as an average one of the pool. VMs that are moved
+/// often are never measured for long, so overloads at once are counted as well. Nothing is kept
+/// before there is a measured VM or an hour of counts.
+#[must_use]
+pub fn share_out(view: &ClusterView, certainty: f64, before: &ExcessPlan) -> ExcessPlan {
+    let vms: Vec<&VmReport> =
+        view.hosts.values().flat_map(|host| host.value.vms.values()).collect();
+    let together = counted(before.together.clone(), &vms);
+    let is_known = vms.iter().any(|vm| vm.rates.is_some())
+        || together.transient.iter().sum::<u64>() >= ENOUGH_COUNTS;
+    let nothing = ExcessPlan { certainty, together, ..ExcessPlan::default() };
+    if certainty <= 0.0 || !is_known {
+        return nothing;
+    }
+    let mut promises = promises(&vms);
+    let sustained = Need::of(&promises, &nothing.together, certainty);
+    // A sustained overload pages to repositories, too, until its VM has moved.
+    for vm in &mut promises {
+        vm.transient += vm.sustained;
+    }
+    let transient = Need::of(&promises, &nothing.together, certainty);
+    let need = ExcessSpace { targets: sustained.targets, repositories: transient.repositories };
+    let mut places: BTreeMap<&HostName, Place> = view
+        .hosts
+        .iter()
+        .map(|(name, host)| {
+            let had = before.shares.get(name).copied().unwrap_or_default();
+            (name, Place::of(&host.value, had))
+        })
+        .collect();
+    let mut missing = ExcessSpace::default();
+    let mut sizes: Vec<Bytes> = promises.iter().map(|vm| vm.promised).collect();
+    sizes.sort_unstable_by_key(|size| Reverse(*size));
+    for size in sizes.into_iter().take(sustained.sustained.vms as usize) {
+        match places.values_mut().filter(|place| place.room >= size).max_by_key(|p| p.rank(size)) {
+            Some(place) => place.take_in(size),
+            None => missing.targets = missing.targets.plus(size),
+        }
+    }
+    missing.repositories = lend(&mut places, need.repositories);
+    let share = |(name, place): (&HostName, Place)| (name.clone(), place.share);
+    let shares =
+        places.into_iter().map(share).filter(|(_, share)| *share != ExcessSpace::default());
+    ExcessPlan { need, missing, shares: shares.collect(), ..nothing }
+}
+
+/// Adds the overloads of this moment. Counts of more than a week lose half of their weight.
+fn counted(mut together: Together, vms: &[&VmReport]) -> Together {
+    let number = |of: fn(&Severity) -> bool| vms.iter().filter(|vm| of(&vm.severity)).count();
+    let all = number(|severity| *severity != Severity::None);
+    let sustained = number(|severity| *severity == Severity::Sustained);
+    for (counts, n) in [(&mut together.transient, all), (&mut together.sustained, sustained)] {
+        let n = n.min(MOST_COUNTED);
+        counts.resize(counts.len().max(n + 1), 0);
+        counts[n] += 1;
+        if counts.iter().sum::<u64>() > MOST_COUNTS {
+            counts.iter_mut().for_each(|count| *count /= 2);
+        }
+    }
+    together
+}
+
+/// A host, while shares are dealt out.
+struct Place {
+    /// Memory for VMs that move here.
+    room: Bytes,
+    /// Memory that its repository can hold in addition to its share.
+    lendable: Bytes,
+    /// Its share of the last plan that is not dealt out again.
+    had: ExcessSpace,
+    share: ExcessSpace,
+}
+
+impl Place {
+    fn of(host: &HostReport, had: ExcessSpace) -> Self {
+        let given: Bytes = host.vms.values().map(|vm| vm.given).sum();
+        let free = host.memory.minus(given);
+        let room = if host.receives { free } else { Bytes::ZERO };
+        let lendable = free.plus(host.holds).min(host.lends);
+        Self { room, lendable, had, share: ExcessSpace::default() }
+    }
+
+    /// Its rank among places for a VM of this size: first where most of it is kept already.
+    fn rank(&self, size: Bytes) -> (Bytes, Bytes) {
+        (self.had.targets.min(size), self.room)
+    }
+
+    fn take_in(&mut self, size: Bytes) {
+        self.had.targets = self.had.targets.minus(size);
+        self.room = self.room.minus(size);
+        self.share.targets = self.share.targets.plus(size);
+        self.lendable = self.lendable.minus(size);
+    }
+}
+
+/// Deals out room for pages in proportion to what each repository can hold. Returns the rest.
+fn lend(places: &mut BTreeMap<&HostName, Place>, need: Bytes) -> Bytes {
+    let all: Bytes = places.values().map(|place| place.lendable).sum();
+    let dealt = need.min(all);
+    for place in places.values_mut() {
+        place.share.repositories = dealt.share(place.lendable.0, all.0.max(1));
+    }
+    need.minus(dealt)
+}
+
+/// The promises of these VMs that can be overloaded.
+fn promises(vms: &[&VmReport]) -> Vec<Promise> {
+    let known: Vec<_> = vms.iter().filter_map(|vm| vm.rates).collect();
+    let mean = |of: fn(&OverloadRates) -> u16| {
+        let sum = known.iter().map(|rates| f64::from(of(rates))).sum::<f64>();
+        sum / (known.len() as f64).max(1.0)
+    };
+    let mean = (mean(|rates| rates.transient), mean(|rates| rates.sustained));
+    let lacks = vms.iter().filter(|vm| vm.given < vm.promised);
+    let promise = |vm: &&VmReport| {
+        let own = vm.rates.map(|rates| (rates.transient.into(), rates.sustained.into()));
+        let (transient, sustained) = own.unwrap_or(mean);
+        let (transient, sustained) = (transient / 1000.0, sustained / 1000.0);
+        Promise { promised: vm.promised, given: vm.given, transient, sustained }
+    };
+    lacks.map(promise).collect()
 }
 
 /// The sum of the `n` largest ones, because any VMs may be the ones overloaded.
@@ -186,6 +329,86 @@ mod tests {
         let share = |n: u32| f64::from(n) * 640.0 / 100_000.0;
         let more = share(ours) - share(migration);
         assert!((0.11..0.14).contains(&more), "{ours} and {migration}: {more}");
+    }
+
+    fn vm(given: u64) -> VmReport {
+        VmReport {
+            group: "web".into(),
+            promised: Bytes::mib(1024),
+            given: Bytes::mib(given),
+            severity: model::Severity::None,
+            paged: 0,
+            rates: Some(model::cluster::OverloadRates { transient: 154, sustained: 6 }),
+            immovable: None,
+        }
+    }
+
+    /// Hosts with `vms` VMs each, and this much memory besides.
+    fn pool(beside: &[u64], vms: usize) -> ClusterView {
+        let mut view = ClusterView::default();
+        for (i, beside) in beside.iter().enumerate() {
+            let memory = Bytes::mib(beside + vms as u64 * 640);
+            let vms = (0..vms).map(|n| (format!("{i}-{n}").as_str().into(), vm(640)));
+            let vms = vms.collect();
+            let (receives, lends) = (true, Bytes::mib(100_000));
+            let report = HostReport { memory, receives, lends, vms, ..HostReport::default() };
+            let name = format!("host-{i}").as_str().into();
+            view.hosts.insert(name, model::Reading::new(report, model::Time(0)));
+        }
+        view
+    }
+
+    #[test]
+    fn each_share_lies_where_it_fits_and_stays_there() {
+        let mut view = pool(&[5_000, 5_000, 7_000], 50);
+        let plan = share_out(&view, CERTAINTY, &ExcessPlan::default());
+        assert_eq!(plan.need.targets, Bytes::mib(3 * 1024));
+        assert_eq!(plan.missing, ExcessSpace::default());
+        let sum = |of: fn(&ExcessSpace) -> Bytes| plan.shares.values().map(of).sum::<Bytes>();
+        assert_eq!(sum(|share| share.targets), plan.need.targets);
+        let pages = sum(|share| share.repositories);
+        assert!(plan.need.repositories.minus(pages) < Bytes::mib(1), "{plan:?}");
+        for (host, share) in &plan.shares {
+            let HostReport { memory, vms, .. } = &view.hosts[host].value;
+            let given: Bytes = vms.values().map(|vm| vm.given).sum();
+            assert!(share.targets.plus(share.repositories) <= memory.minus(given), "{host}");
+            assert_eq!(share.targets.0 % Bytes::mib(1024).0, 0, "a VM lies on one host");
+        }
+        // Room elsewhere moves no room for a VM.
+        for host in view.hosts.values_mut() {
+            host.value.memory = host
+                .value
+                .memory
+                .plus(Bytes::mib(if host.value.memory > Bytes::mib(38_000) { 0 } else { 9_000 }));
+        }
+        let again = share_out(&view, CERTAINTY, &plan);
+        let targets = |plan: &ExcessPlan| -> Vec<Bytes> {
+            plan.shares.values().map(|share| share.targets).collect()
+        };
+        assert_eq!(targets(&again), targets(&plan));
+    }
+
+    #[test]
+    fn missing_room_and_unknown_rates_are_told() {
+        let plan = share_out(&pool(&[900, 900], 75), CERTAINTY, &ExcessPlan::default());
+        assert_eq!(plan.missing.targets, plan.need.targets, "no host has room for a VM");
+        assert!(plan.missing.repositories > plan.need.repositories.minus(Bytes::mib(1_801)));
+        let mut unknown = pool(&[5_000], 10);
+        let host = unknown.hosts.values_mut().next().unwrap();
+        host.value.vms.values_mut().for_each(|vm| vm.rates = None);
+        let plan = share_out(&unknown, CERTAINTY, &ExcessPlan::default());
+        assert!(plan.shares.is_empty() && plan.need == ExcessSpace::default());
+        let plan = share_out(&pool(&[5_000], 10), 0.0, &ExcessPlan::default());
+        assert!(plan.shares.is_empty(), "nothing is kept with certainty 0");
+    }
+
+    #[test]
+    fn a_vm_that_has_all_of_its_promise_needs_no_more() {
+        let mut view = pool(&[20_000], 20);
+        let host = view.hosts.values_mut().next().unwrap();
+        host.value.vms.values_mut().for_each(|vm| vm.given = vm.promised);
+        let plan = share_out(&view, CERTAINTY, &ExcessPlan::default());
+        assert!(plan.shares.is_empty(), "{plan:?}");
     }
 
     #[test]

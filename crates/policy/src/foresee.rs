@@ -7,7 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use model::{Action, Bytes, HostView, Means, Millis, Mode, Reading, Reason, VmName, VmView};
+use model::{
+    Action, Bytes, HostView, Means, Millis, Mode, Pauses, Reading, Reason, VmName, VmView,
+};
 
 use crate::{Case, grace::Grace, tick, tuning};
 
@@ -40,6 +42,7 @@ impl Case {
         spec.host.grace = Millis(0);
         memory.grace = Grace::default();
         memory.paused = false;
+        memory.pauses = Pauses::default();
         let mut passed = Millis(0);
         while passed < HORIZON {
             passed = Millis(passed.0 + tuning::PERIOD.0);

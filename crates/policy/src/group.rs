@@ -252,7 +252,7 @@ impl<'a> Group<'a> {
             if self.ledger.deficit.is_zero() && member.grant().minus(share) >= tuning::UNIT {
                 shrink_to_share(member, share, rules, now);
             } else if member.can_take_more() && wanted >= tuning::STEP_MIN {
-                match host.claim(wanted) {
+                match host.claim_for(member.is_relieved, wanted) {
                     Ok(granted) => {
                         surplus = surplus.minus(granted);
                         member.give(member.target.plus(granted).floor_mib(), reason);

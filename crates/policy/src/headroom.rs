@@ -4,8 +4,14 @@
 //! another program on the host grew, the ledgers add up to more than exists. So every grant also
 //! has to fit between `MemAvailable` and the host's reserve. When the reserve itself is touched,
 //! every grant of every group comes back at once.
+//!
+//! Memory that the host keeps for overloads of its pool ([`crate::excess`]) is granted only to VMs
+//! in sustained overload and to VMs that have moved here for one. It makes no grant come back.
 
-use model::{Bytes, HostReading, Reading, Reason, Time};
+use std::collections::BTreeSet;
+
+use model::{Bytes, HostReading, Reading, Reason, Time, VmName};
+use serde::{Deserialize, Serialize};
 
 use crate::{Rule, Rules, tuning};
 
@@ -15,10 +21,21 @@ pub fn host_reserve(configured: Option<Bytes>, total: Bytes) -> Bytes {
     configured.unwrap_or(total.percent(tuning::HOST_RESERVE_PERCENT))
 }
 
+/// Memory that a host keeps for overloads of its pool ([`crate::excess`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// For VMs in sustained overload.
+    pub targets: Bytes,
+    /// VMs that have come for it from other hosts.
+    pub arrived: BTreeSet<VmName>,
+}
+
 /// Memory left to grant on the host in this tick.
 #[derive(Debug)]
 pub(crate) struct Headroom {
     left: Bytes,
+    /// Memory left for VMs in sustained overload only.
+    kept: Bytes,
     /// Set when the host is short.
     pub(crate) short: Option<Reason>,
     refusal: Reason,
@@ -26,16 +43,17 @@ pub(crate) struct Headroom {
 
 impl Headroom {
     /// Measures the host. `promised` is memory that all groups were granted and have not touched;
-    /// `cached` is memory in caches, which can be freed at once.
+    /// `cached` is memory in caches, which can be freed at once; `kept` is for overloads.
     pub(crate) fn measure(
         host: Option<Reading<HostReading>>,
         reserve: Option<Bytes>,
-        promised: Bytes,
-        cached: Bytes,
+        (promised, cached, kept): (Bytes, Bytes, Bytes),
         rules: Rules,
         now: Time,
     ) -> Self {
-        let unknown = Self { left: Bytes::ZERO, short: None, refusal: Reason::HostUnknown };
+        let nothing = Bytes::ZERO;
+        let unknown =
+            Self { left: nothing, kept: nothing, short: None, refusal: Reason::HostUnknown };
         let Some(host) = host.filter(|h| h.age(now) <= tuning::STALE_AFTER) else {
             return unknown;
         };
@@ -45,14 +63,16 @@ impl Headroom {
         if !rules.has(Rule::HostReserve) {
             return Self { left: Bytes(u64::MAX), ..unknown };
         }
-        Self {
-            left: available.minus(reserve.plus(promised)),
-            short: (available < reserve).then_some(Reason::HostShort { available, reserve }),
-            refusal: Reason::HostReserve { available, reserve },
-        }
+        let beyond = available.minus(reserve.plus(promised));
+        let refusal = match kept {
+            Bytes::ZERO => Reason::HostReserve { available, reserve },
+            kept => Reason::KeptForOverloads { available: available.minus(reserve), kept },
+        };
+        let short = (available < reserve).then_some(Reason::HostShort { available, reserve });
+        Self { left: beyond.minus(kept), kept: kept.min(beyond), short, refusal }
     }
 
-    /// The unclaimed rest.
+    /// The unclaimed rest, without the memory that is kept for overloads.
     pub(crate) fn left(&self) -> Bytes {
         self.left
     }
@@ -62,13 +82,47 @@ impl Headroom {
         self.refusal.clone()
     }
 
-    /// Reserves up to `wanted`. Returns the reserved amount, or the reason for none.
-    pub(crate) fn claim(&mut self, wanted: Bytes) -> Result<Bytes, Reason> {
-        let granted = wanted.min(self.left);
+    /// Reserves up to `wanted`, for a VM in sustained overload also of the kept memory. Returns the
+    /// reserved amount, or the reason for none.
+    pub(crate) fn claim_for(&mut self, is_relieved: bool, wanted: Bytes) -> Result<Bytes, Reason> {
+        let kept = if is_relieved { self.kept } else { Bytes::ZERO };
+        let granted = wanted.min(self.left.plus(kept));
         if granted < tuning::STEP_MIN.min(wanted) {
             return Err(self.refusal());
         }
-        self.left = self.left.minus(granted);
+        let of_kept = granted.min(kept);
+        self.kept = self.kept.minus(of_kept);
+        self.left = self.left.minus(granted.minus(of_kept));
         Ok(granted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_memory_goes_to_overloaded_vms_alone() {
+        let host = HostReading {
+            total: Bytes::mib(10_000),
+            available: Bytes::mib(3_500),
+            ..HostReading::default()
+        };
+        let mut headroom = Headroom::measure(
+            Some(Reading::new(host, Time(0))),
+            Some(Bytes::mib(500)),
+            (Bytes::mib(1_000), Bytes::ZERO, Bytes::mib(1_500)),
+            Rules::ALL,
+            Time(0),
+        );
+        assert_eq!((headroom.left(), headroom.short.is_none()), (Bytes::mib(500), true));
+        assert_eq!(headroom.claim_for(true, Bytes::mib(800)), Ok(Bytes::mib(800)));
+        assert_eq!(headroom.claim_for(false, Bytes::mib(900)), Ok(Bytes::mib(500)));
+        assert!(matches!(
+            headroom.claim_for(false, Bytes::mib(100)),
+            Err(Reason::KeptForOverloads { kept, .. }) if kept == Bytes::mib(1_500)
+        ));
+        assert_eq!(headroom.claim_for(true, Bytes::mib(2_000)), Ok(Bytes::mib(700)));
+        assert!(headroom.claim_for(true, Bytes::mib(100)).is_err());
     }
 }

@@ -72,7 +72,7 @@ mod withheld;
 pub use case::Case;
 pub use cold::waits;
 pub use foresee::ForeseenChange;
-pub use headroom::host_reserve;
+pub use headroom::{Kept, host_reserve};
 pub use memory::Memory;
 pub use rules::{Rule, Rules};
 pub use tick::{cycle, cycle_with, tick, tick_with};

@@ -70,6 +70,8 @@ pub(crate) struct GroupVm {
     pub(crate) blocked: Option<Reason>,
     /// Why nothing is taken from the VM while the host has enough; grants are possible.
     pub(crate) spared: Option<Reason>,
+    /// Memory that the host keeps for overloads may be granted to it.
+    pub(crate) is_relieved: bool,
     /// Why the VM is planned around for now: its balloon does not follow, or another program
     /// moves it.
     pub(crate) avoided: Option<Reason>,
@@ -223,6 +225,7 @@ impl GroupVm {
             merging: memory.note_merging(view.dedup),
             blocked,
             spared: None,
+            is_relieved: false,
             avoided: avoided(&memory, actual, now),
             memory,
             change: says_paging.then_some(Intent {
@@ -326,6 +329,16 @@ impl GroupVm {
         }
     }
 
+    /// Changes nothing on the VM, because the operator has paused it.
+    pub(crate) fn pause(&mut self, reason: Reason) {
+        if self.change.take().is_some() {
+            self.memory.unsay_paging();
+        }
+        self.free_pages = FreePages::default();
+        self.refuse(reason.clone());
+        self.blocked = Some(reason);
+    }
+
     /// Gives the VM `target`, unless a change was decided before.
     pub(crate) fn give(&mut self, target: Bytes, reason: Reason) {
         self.decide(target.min(self.limits.max.max(self.limits.base)), false, reason);
@@ -349,7 +362,8 @@ impl GroupVm {
     }
 
     fn decide(&mut self, target: Bytes, is_take: bool, reason: Reason) {
-        if self.change.is_none() && target != self.target {
+        let is_paused = matches!(self.blocked, Some(Reason::PausedAlone { .. }));
+        if !is_paused && self.change.is_none() && target != self.target {
             self.change = Some(Intent { target, is_take, is_repeat: false, reason });
         }
     }
@@ -449,6 +463,10 @@ fn blocked(view: &VmView, is_paged: bool, rules: Rules, now: Time) -> Option<Rea
     }
     if rules.has(Rule::Migration) && view.migration != Migration::None {
         return Some(Reason::Migrating);
+    }
+    let manager = view.manager.as_ref();
+    if let Some(remedy) = manager.and_then(|manager| manager.balances.clone()) {
+        return Some(Reason::ManagersBalloon { remedy });
     }
     if is_paged {
         return None;

@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Bytes, Dedup, FreePages, GroupName, Learned, Millis, PagesPerMs, Reading, Reason, Time, VmName,
-    VmView, plan::Outcome, reason::KillSign,
+    Bytes, Dedup, FreePages, GroupName, Learned, Millis, PagesPerMs, Pauses, Reading, Reason, Time,
+    VmName, VmView, plan::Outcome, reason::KillSign,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocation::Allocation, grace::Grace, lending, overload, reprovision::balance::worth::Curves,
-    tuning, withheld::Withheld,
+    allocation::Allocation, grace::Grace, headroom, lending, overload,
+    reprovision::balance::worth::Curves, tuning, withheld::Withheld,
 };
 
 /// All state.
@@ -21,6 +21,12 @@ use crate::{
 pub struct Memory {
     /// Set by `overbook pause`: nothing is changed.
     pub paused: bool,
+    /// Memory that the host keeps for overloads of its pool.
+    #[serde(default)]
+    pub kept: headroom::Kept,
+    /// Set by `overbook pause NAME`: nothing is changed on these VMs and groups.
+    #[serde(default)]
+    pub pauses: Pauses,
     #[serde(default, rename = "grace_until")]
     pub(crate) grace: Grace,
     pub(crate) vms: BTreeMap<VmName, VmMemory>,
@@ -43,14 +49,18 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Empty state, except for the pause by the operator and the learned statistics.
+    /// Empty state, except for the pauses by the operator and the learned statistics.
     #[must_use]
-    pub fn fresh(paused: bool, learned: Learned) -> Self {
-        Self { paused, learned, ..Self::default() }
+    pub fn fresh(paused: bool, pauses: Pauses, learned: Learned) -> Self {
+        Self { paused, pauses, learned, ..Self::default() }
     }
 
-    /// Starts a time of grace after the operator has changed the configuration or resumed:
-    /// nothing is taken, unless the host runs short.
+    /// Forgets these VMs: another program has changed them.
+    pub fn forget(&mut self, is_meant: impl Fn(&VmName) -> bool) {
+        self.vms.retain(|name, _| !is_meant(name));
+    }
+
+    /// Starts a time of grace: nothing is taken, unless the host runs short.
     pub fn begin_grace(&mut self, grace: Millis, now: Time) {
         self.grace = Grace::from_now(grace, now);
     }
@@ -97,9 +107,9 @@ pub(crate) struct VmMemory {
     paging_said_at: Option<Time>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
-    /// The balloon's size while no request is pending; `None`: it may move by itself.
+    /// Memory in the balloon while no request is pending, and since when.
     #[serde(default)]
-    rests_at: Option<Bytes>,
+    rest: Option<Reading<Bytes>>,
     /// Whether the host receives taken memory.
     #[serde(default)]
     pub(crate) withheld: Withheld,
@@ -292,7 +302,7 @@ impl VmMemory {
         let ends = !is_on && self.resident.take().is_some();
         if begins || ends {
             (self.asked, self.stuck, self.moved_by_others) = (None, None, None);
-            self.rests_at = None;
+            self.rest = None;
             self.paging_said_at = None;
         }
         let holds = view
@@ -305,6 +315,11 @@ impl VmMemory {
             self.paging_said_at = Some(now);
         }
         says
+    }
+
+    /// Has paging announced again, because the announcement was not made.
+    pub(crate) fn unsay_paging(&mut self) {
+        self.paging_said_at = None;
     }
 
     /// Notes whether a paged VM's resident memory is within its target. It may be above for a
@@ -327,7 +342,7 @@ impl VmMemory {
         }
         let held = ram.minus(actual);
         let Some(asked) = &mut self.asked else { return self.follow_others(held, ram, now) };
-        self.rests_at = None;
+        self.rest = None;
         let distance = actual.0.abs_diff(asked.target.0);
         let is_near = distance <= tuning::tolerance(ram).0;
         if !is_near && !asked.is_take && !asked.reached && actual > asked.target {
@@ -352,20 +367,17 @@ impl VmMemory {
         }
     }
 
-    /// Notes a balloon that moves without a request: another client or its guest moves it. A
-    /// request of an earlier daemon may still be in flight when the VM is first seen.
+    /// Notes a balloon that has rested and moves without a request: another client or its guest
+    /// moves it. A balloon that has not rested may follow an earlier request, or its guest boots.
     fn follow_others(&mut self, held: Bytes, ram: Bytes, now: Time) {
-        let is_new = now.since(self.seen_at) < tuning::CALM;
-        if is_new || self.stuck.is_some() {
-            self.rests_at = None;
-            return;
-        }
-        let rested = *self.rests_at.get_or_insert(held);
-        if held.0.abs_diff(rested.0) > tuning::tolerance(ram).0 {
-            let (actual, target) = (ram.minus(held), ram.minus(rested));
+        let here = Reading::new(held, now);
+        let rest = self.rest.filter(|_| self.stuck.is_none()).unwrap_or(here);
+        let moves = held.0.abs_diff(rest.value.0) > tuning::tolerance(ram).0;
+        self.rest = Some(if moves { here } else { rest });
+        if moves && (rest.age(now) >= tuning::CALM || self.moved_by_others.is_some()) {
+            let (actual, target) = (ram.minus(held), ram.minus(rest.value));
             let until = now.after(tuning::LEFT_ALONE);
             self.moved_by_others = Some(MovedByOthers { actual, target, until });
-            self.rests_at = Some(held);
         }
     }
 
@@ -397,7 +409,7 @@ impl VmMemory {
 
     /// Excuses a balloon that could not be reached: only time in which it could follow counts.
     pub(crate) fn excuse(&mut self, now: Time) {
-        self.rests_at = None;
+        self.rest = None;
         if let Some(asked) = &mut self.asked {
             asked.moved_at = now;
         }
@@ -405,7 +417,7 @@ impl VmMemory {
 
     /// Nothing is carried out: other programs may move balloons, and earlier requests are void.
     pub(crate) fn stand_back(&mut self) {
-        (self.asked, self.moved, self.rests_at) = (None, None, None);
+        (self.asked, self.moved, self.rest) = (None, None, None);
     }
 
     /// Whether the balloon has stopped short of its target for too long.
@@ -446,8 +458,7 @@ impl VmMemory {
         self.curves = None;
     }
 
-    /// Notes a grant to the VM. If balance took memory shortly before, one of the two was a
-    /// mistake.
+    /// Notes a grant to the VM. If balance took memory shortly before, one of both was wrong.
     pub(crate) fn note_gift(&mut self, now: Time) {
         if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
             self.taken_at = None;

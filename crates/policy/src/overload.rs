@@ -150,8 +150,13 @@ impl RecentPaging {
         self.begun = Some(latest);
         let pages_per_s = pages.saturating_mul(1000) / elapsed.0;
         self.pages_per_s = Some(pages_per_s);
-        let is_overloaded = is_short && pages_per_s > u64::from(spec.pages_per_s);
-        self.intervals.push(is_overloaded, spec, profile);
+        let pages = pages_per_s > u64::from(spec.pages_per_s);
+        self.intervals.push(is_short.then_some(pages), spec, profile);
+    }
+
+    /// The severity of the VM's overload, as of the last interval.
+    pub(crate) fn severity(&self) -> Severity {
+        self.intervals.severity()
     }
 
     /// Whether the last interval was overloaded.
@@ -187,11 +192,13 @@ impl RecentPaging {
 }
 
 impl Intervals {
-    /// Adds an interval that has ended.
-    pub fn push(&mut self, is_overloaded: bool, spec: &OverloadSpec, profile: &mut Profile) {
+    /// Adds an interval that has ended, with whether it was overloaded. `None`: the VM had all of
+    /// its memory, so the interval tells nothing about how often it is overloaded without.
+    pub fn push(&mut self, overloaded: Option<bool>, spec: &OverloadSpec, profile: &mut Profile) {
         let threshold = Threshold::of(spec, profile);
+        let is_overloaded = overloaded.unwrap_or_default();
         self.last = self.last << 1 | u64::from(is_overloaded);
-        profile.intervals += 1;
+        profile.intervals += u64::from(overloaded.is_some());
         let was_sustained = self.is_sustained;
         self.is_sustained = self.overloaded(&threshold) >= threshold.sustained;
         if self.is_sustained && !was_sustained {

@@ -31,7 +31,7 @@ pub(crate) fn give_back(members: &mut [GroupVm], host: &mut Headroom, rules: Rul
         let granted = match host.short.clone() {
             Some(reason) => Err(reason),
             None if beyond.is_zero() => Ok(Bytes::ZERO),
-            None => host.claim(beyond),
+            None => host.claim_for(true, beyond),
         };
         match granted {
             Ok(granted) => member.give(owed.plus(granted), reason),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Action, Bytes, Decision, GroupName, HostView, Loan, Means, Mode, Plan, Policy, Reason, Scan,
-    Spec, Time,
+    Severity, Spec, Time,
     plan::Change,
     ports::{Act, Clock, Sense},
 };
@@ -45,7 +45,8 @@ pub fn tick_with(
     let mut groups = assemble(view, spec, memory, &mut plan, rules, now);
     let promised: Bytes = groups.values().map(|group| group.ledger.promised).sum();
     let cached = cache::held(view, now);
-    let mut host = Headroom::measure(view.host, spec.host.reserve, promised, cached, rules, now);
+    let amounts = (promised, cached, memory.kept.targets);
+    let mut host = Headroom::measure(view.host, spec.host.reserve, amounts, rules, now);
     plan.host.extend(host.short.clone());
     let all = groups.values().flat_map(|group| &group.members);
     let mut ceilings = Ceilings::measure(all, rules);
@@ -72,6 +73,7 @@ pub fn tick_with(
     if !memory.paused {
         plan.caches = cache::quotas(&groups, spec, &host);
     }
+    plan.spare = (!is_short_of_host(&groups)).then(|| host.left());
     let members = groups.values_mut().flat_map(|group| &mut group.members);
     let watched = members.map(|member| Watched {
         name: &member.name,
@@ -151,10 +153,15 @@ fn assemble<'a>(
         let terms =
             Terms { limits, spec: own, pages_out: group_spec.cold.is_on(), swap_cost, host_total };
         let mut member = GroupVm::assess(name, vm, terms, known, rules, now);
+        member.is_relieved = memory.kept.arrived.contains(name)
+            || member.memory.overload.severity() == Severity::Sustained;
         if spec.modes.balloon == Mode::Enforce {
             member.spared = no_takes
                 .clone()
                 .or_else(|| grace::of_new_vm(member.memory.seen_at, spec.host.grace, now));
+        }
+        if let Some(reason) = memory.pauses.refusal(name, Some(group)) {
+            member.pause(reason);
         }
         if group_spec.policy != Policy::Balance {
             member.memory.forget_balance();
@@ -172,6 +179,15 @@ fn assemble<'a>(
             (name.clone(), group)
         })
         .collect()
+}
+
+/// Whether the host has refused memory to a VM of these groups.
+fn is_short_of_host(groups: &BTreeMap<GroupName, Group<'_>>) -> bool {
+    let is_of_host = |reason: &Reason| {
+        matches!(reason, Reason::HostReserve { .. } | Reason::KeptForOverloads { .. })
+    };
+    let mut members = groups.values().flat_map(|group| &group.members);
+    members.any(|member| member.refusals.iter().any(is_of_host))
 }
 
 /// Decides the loans between groups until the next tick, and enters them in the ledgers.
@@ -212,8 +228,11 @@ fn scans(
         let dedup = group.spec.dedup;
         let loan = plan.loans.get(name).filter(|loan| !loan.amount.is_zero());
         let payer = loan.filter(|_| plan.mode == Mode::Enforce).map(|loan| &loan.borrower);
-        let mut scan = if memory.paused && dedup.is_on() {
-            Scan { rate: None, reason: Reason::Paused, payer: None }
+        let alone = || Reason::PausedAlone { name: name.to_string() };
+        let paused = memory.paused.then_some(Reason::Paused);
+        let paused = paused.or_else(|| memory.pauses.groups.contains_key(name).then(alone));
+        let mut scan = if let Some(reason) = paused.filter(|_| dedup.is_on()) {
+            Scan { rate: None, reason, payer: None }
         } else {
             let for_whom = payer.and_then(|payer| groups.get(payer)).unwrap_or(group);
             let last = Period::of(cpu_busy, &group.members, &for_whom.members);

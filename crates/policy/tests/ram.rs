@@ -101,6 +101,25 @@ fn a_balloon_that_is_moved_by_another_program_is_noticed_though_nothing_was_aske
 }
 
 #[test]
+fn a_guest_that_still_boots_when_a_pause_ends_was_moved_by_no_other_program() {
+    let mut world = GroupFixture::new(Policy::Demand, Some(1024)).vm("a", 128, 20).vm("b", 128, 20);
+    let is_blamed = |world: &mut GroupFixture, stands| {
+        let now = world.now;
+        world.see("a").balloon = Some(Reading::new(Bytes::mib(stands), now));
+        let plan = world.second();
+        let refusals = &plan.vms[&"a".into()].refusals;
+        refusals.iter().any(|reason| matches!(reason, Reason::MovedByOthers { .. }))
+    };
+    // Its driver inflates the balloon to the size that the VM was started with.
+    for second in 0..24 {
+        world.memory.paused = second < 12;
+        assert!(!is_blamed(&mut world, 384 - 10 * second), "{second}");
+    }
+    assert!(!(0..12).any(|_| is_blamed(&mut world, 150)), "it rests");
+    assert!(is_blamed(&mut world, 130));
+}
+
+#[test]
 fn a_balloon_that_gives_the_host_nothing_back_is_given_back_what_was_taken() {
     let mut world =
         GroupFixture::new(Policy::Demand, Some(340)).vm("locked", 384, 250).vm("b", 128, 20);

@@ -59,7 +59,7 @@ fn as_much_is_taken_as_the_host_would_lack_from_whom_has_freed_nothing_for_the_l
     let words = plan.takes[&"c".into()].reason.to_string();
     assert_eq!(
         words,
-        "without what VMs have freed the host has 60 GiB left, less than 76.7 GiB: as much is taken, the oldest first"
+        "without what VMs have freed the host has 60 GiB left, less than 76.8 GiB: as much is taken, the oldest first"
     );
 }
 
@@ -113,7 +113,7 @@ fn a_host_whose_tasks_wait_for_memory_takes_a_part_each_second() {
 fn nothing_is_taken_on_stale_readings_nor_while_paused() {
     let mut world = world();
     world.available = Bytes::mib(60 << 10);
-    world.memory = policy::Memory::fresh(true, model::Learned::default());
+    world.memory = policy::Memory::fresh(true, Default::default(), model::Learned::default());
     assert_eq!(taken(&world.second()), []);
     world.memory = policy::Memory::default();
     world.see("a").link = model::Link::Down { since: world.now, why: "gone".into() };

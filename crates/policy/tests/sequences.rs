@@ -2,7 +2,7 @@
 
 mod world;
 
-use model::{Bytes, Migration, Mode, Policy, Reading, Reason};
+use model::{Bytes, Migration, Mode, Policy, Reading, Reason, VmView, view::ManagerRecord};
 
 use world::{GroupFixture, target_mib};
 
@@ -51,19 +51,48 @@ fn a_vm_that_was_never_reached_still_occupies_its_base() {
 }
 
 #[test]
-fn a_balloon_that_nobody_could_reach_is_not_accused() {
-    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
-    world.see("idle").used = Some(Reading::new(Bytes::mib(128), world.now));
-    while target_mib(&world.swap("short"), "idle").is_none() {}
-    // The command was lost, and for a while QEMU does not answer.
-    world.see("idle").balloon = Some(Reading::new(Bytes::mib(128), world.now));
-    world.see("idle").migration = Migration::Active;
-    world.seconds(30);
-    world.see("idle").migration = Migration::None;
-    let plan = world.second();
+fn a_balloon_that_could_not_follow_is_not_accused() {
     let is_accused = |r: &Reason| matches!(r, Reason::Uncooperative { .. });
-    let said = &plan.vms[&"idle".into()].refusals;
-    assert!(!said.iter().any(is_accused), "{said:?}");
+    let accused = |hinder: fn(&mut VmView, bool)| {
+        let mut world =
+            GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+        world.see("idle").used = Some(Reading::new(Bytes::mib(128), world.now));
+        while target_mib(&world.swap("short"), "idle").is_none() {}
+        // For a while the guest can do nothing.
+        hinder(world.see("idle"), true);
+        let accused = |world: &mut GroupFixture| {
+            world.see("idle").balloon = Some(Reading::new(Bytes::mib(128), world.now));
+            world.second().vms[&"idle".into()].refusals.iter().any(is_accused)
+        };
+        let meanwhile = (0..60).filter(|_| accused(&mut world)).count();
+        hinder(world.see("idle"), false);
+        meanwhile > 0 || accused(&mut world)
+    };
+    assert!(accused(|_, _| {}), "it could follow");
+    assert!(!accused(|vm, is_hindered| {
+        vm.migration = if is_hindered { Migration::Active } else { Migration::None };
+    }));
+}
+
+#[test]
+fn a_vm_whose_manager_moves_the_balloon_is_left_alone_with_the_remedy() {
+    let mut world = GroupFixture::new(Policy::Demand, None).vm("idle", 128, 90).vm("short", 128, 8);
+    let remedy = "qm set 101 --shares 0".to_owned();
+    let balances = Some(remedy.clone());
+    for name in ["idle", "short"] {
+        let record = ManagerRecord { balances: balances.clone(), ..ManagerRecord::default() };
+        world.see(name).manager = Some(record);
+    }
+    for _ in 0..40 {
+        let plan = world.swap("short");
+        assert!(plan.actions().is_empty(), "{plan:?}");
+        let expected = Reason::ManagersBalloon { remedy: remedy.clone() };
+        assert!(plan.vms[&"idle".into()].refusals.contains(&expected));
+    }
+    for name in ["idle", "short"] {
+        world.see(name).manager = None;
+    }
+    assert!((0..40).any(|_| target_mib(&world.swap("short"), "idle").is_some()));
 }
 
 #[test]

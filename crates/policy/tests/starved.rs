@@ -47,6 +47,20 @@ fn without_swap_nothing_is_taken_before_a_minute_was_seen() {
 }
 
 #[test]
+fn a_guest_that_has_never_swapped_is_not_said_to_have_no_swap() {
+    let mut world = GroupFixture::new(Policy::Demand, Some(16)).vm("a", 300, 24);
+    // It may have swap that it has not needed yet.
+    world.tell("a").swap_out = Some(Bytes::ZERO);
+    (0..89).for_each(|_| drop(follow(&mut world, 276)));
+    let plan = follow(&mut world, 276);
+    let words: Vec<String> = refusals(&plan).iter().map(ToString::to_string).collect();
+    let said = words.iter().find(|words| words.starts_with("it is not known to have swap: "));
+    let said = said.unwrap_or_else(|| panic!("{words:?}"));
+    assert!(said.contains(" and the 24 MiB available, it keeps "), "{said}");
+    assert!(!words.iter().any(|words| words.contains("no swap")), "{words:?}");
+}
+
+#[test]
 fn without_swap_a_step_is_small_and_waits_for_what_the_one_before_has_done() {
     let mut world = swapless();
     until_taken(&mut world);

@@ -14,16 +14,23 @@
 //!
 //! A memory belongs to one generation of the VM's regions; hot-plugged RAM makes a new one.
 //!
+//! It serves workers of every version that the shim speaks. So a later layout may only use words of
+//! the header that were 0, and add page states. An older worker does not read these words, and
+//! merges and takes no page in a state that it does not know.
+//!
 //! The fault thread writes here: nothing in this module allocates or blocks, and no data of the
 //! other side can make it panic. Both sides pass their views (`sys::shared_memory`) as slices of
 //! atomics, so this crate needs no `unsafe`.
 
 use crate::ring::Ring;
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
-use crate::{REGION_ALIGN_PAGES, Region, VERSION};
+use crate::{REGION_ALIGN_PAGES, Region};
 
 /// `OVERBOOK` in ASCII, as the first word.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"OVERBOOK");
+
+/// The version of the protocol that introduced this layout.
+const LAYOUT_VERSION: u64 = 9;
 
 /// The number of traps in the ring: more than a second of the worst case (55,000 traps/s).
 pub const RING_CAPACITY: usize = 1 << 16;
@@ -410,7 +417,7 @@ fn header(layout: Layout) -> [(Word, u64); 4] {
     let word = |index, name, value| (Word { index, name }, value);
     [
         word(WORD_MAGIC, "magic", MAGIC),
-        word(WORD_VERSION, "version", VERSION.into()),
+        word(WORD_VERSION, "layout version", LAYOUT_VERSION),
         word(WORD_CAPACITY, "ring capacity", RING_CAPACITY as u64),
         word(WORD_PAGES, "pages", layout.pages.into()),
     ]

@@ -10,6 +10,8 @@
 //! * **the page states and counters** ([`layout`]): in the same memory, which only the shim can
 //!   write.
 //!
+//! The two sides may be of different releases ([`versions`]).
+//!
 //! Neither side trusts the other: the reader checks lengths, numbers and positions. The crate has
 //! no `unsafe` and does no I/O: `sys::seqpacket` carries the packets, `sys::shared_memory`
 //! provides the memory.
@@ -19,12 +21,11 @@ use serde::{Deserialize, Serialize};
 pub mod layout;
 pub mod ring;
 mod sync;
+mod versions;
 mod wire;
 
+pub use versions::{VERSION, VERSIONS, Versions};
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
-
-/// Changes with each change of a message or the layout. Both sides must have the same version.
-pub const VERSION: u16 = 9;
 
 /// The number of [`Request::Hello`], and of no other request; it is not written in the packet. An
 /// answer with this number belongs to Hello, or is a refusal: of a packet that was not
@@ -103,7 +104,7 @@ pub enum Request {
     /// The first message; answered with [`Answer::Welcome`] and the descriptor of the shared
     /// memory.
     Hello {
-        /// The worker's [`VERSION`].
+        /// The version that the worker proposes: its [`VERSION`], or after a refusal the shim's.
         version: u16,
     },
     /// Starts tracking, or changes its parameters. If the granule changes, everything that is
@@ -174,6 +175,8 @@ pub enum Request {
         /// The pages, as for [`Self::Take`].
         runs: Vec<Pages>,
     },
+    /// Asks for the shim's release. Answered with [`Answer::About`].
+    About,
 }
 
 /// The parameters of tracking.
@@ -240,7 +243,7 @@ pub struct Pages {
 pub enum Answer {
     /// To [`Request::Hello`]; carries the shared memory's descriptor.
     Welcome {
-        /// The shim's [`VERSION`].
+        /// The version that the worker has proposed.
         version: u16,
         /// Guest RAM, in the order of its page numbers.
         regions: Vec<Region>,
@@ -260,6 +263,11 @@ pub enum Answer {
     Merged(Merged),
     /// To [`Request::Take`], in pages.
     Taken(Taken),
+    /// To [`Request::About`].
+    About {
+        /// The release of Overbook that the shim belongs to.
+        release: String,
+    },
 }
 
 /// The result of a [`Request::Take`], in pages that were freed.
@@ -355,15 +363,15 @@ pub struct Status {
 /// The reason why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
-    /// The two sides are of different releases.
+    /// The shim does not speak the version of the greeting.
     #[error(
         "the shim speaks version {shim} of the protocol, the worker {worker}: restart the VM to load \
          the new shim"
     )]
     Version {
-        /// The version of the shim.
+        /// The newest version of the shim.
         shim: u16,
-        /// The version of the worker.
+        /// The version of the greeting.
         worker: u16,
     },
     /// The packet could not be read.

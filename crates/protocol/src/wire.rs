@@ -11,9 +11,8 @@
 //! The number of a request follows the message, in its packet and in that of its answer;
 //! [`HELLO`] is not written.
 //!
-//! Invariants: a packet decodes to one message and one number with no byte left over.
-//! [`Request::Hello`] and the [`Refusal::Version`] that answers it keep their bytes in every
-//! version, so that two releases can at least exchange their versions; a test pins them.
+//! Invariants: a packet decodes to one message and one number with no byte left over. No message
+//! ever changes its bytes ([`crate::versions`]); a test pins them.
 //!
 //! Left out: streams. A `SEQPACKET` socket keeps packets separate and reports a truncated one.
 
@@ -48,6 +47,14 @@ pub enum WireError {
         /// Its length as a packet.
         length: usize,
     },
+    /// The other side speaks an older version, in which there is no such message.
+    #[error("a message of version {since} of the protocol; the other side speaks {version}")]
+    TooNew {
+        /// The version that added the message.
+        since: u16,
+        /// The version of the other side.
+        version: u16,
+    },
     /// The packet is not an answer of this version of the protocol.
     #[error("malformed answer of {length} bytes")]
     Malformed {
@@ -73,6 +80,15 @@ impl Request {
     /// When it is longer than [`MAX_PACKET`]: more than [`MAX_REVOKE`] granules.
     pub fn encode(&self, id: u32) -> Result<Vec<u8>, WireError> {
         encode(self, self.numbered(id))
+    }
+
+    /// Encodes this request for a shim that speaks this version.
+    ///
+    /// # Errors
+    /// As for [`Self::encode`]; or the request is newer than the version.
+    pub fn encode_for(&self, version: u16, id: u32) -> Result<Vec<u8>, WireError> {
+        is_known(self.since(), version)?;
+        self.encode(id)
     }
 
     /// The number of this request when it is sent with `id`.
@@ -129,7 +145,8 @@ impl Request {
             | Self::Unshare { .. }
             | Self::HandOver { .. }
             | Self::Release
-            | Self::Status => {}
+            | Self::Status
+            | Self::About => {}
         }
         Ok(())
     }
@@ -142,6 +159,15 @@ impl Answer {
     /// When it is longer than [`MAX_PACKET`].
     pub fn encode(&self, id: u32) -> Result<Vec<u8>, WireError> {
         encode(self, id)
+    }
+
+    /// Encodes this answer for a worker that speaks this version.
+    ///
+    /// # Errors
+    /// As for [`Self::encode`]; or the answer is newer than the version.
+    pub fn encode_for(&self, version: u16, id: u32) -> Result<Vec<u8>, WireError> {
+        is_known(self.since(), version)?;
+        self.encode(id)
     }
 
     /// Decodes a packet to the number of the request that it answers, and the answer, with its
@@ -161,7 +187,9 @@ impl Answer {
             Self::Refused(_) => return Ok((id, answer)),
             _ if id == HELLO => return Err(malformed),
             Self::Status(status) => &status.state,
-            Self::Done { .. } | Self::Merged(_) | Self::Taken(_) => return Ok((id, answer)),
+            Self::Done { .. } | Self::Merged(_) | Self::Taken(_) | Self::About { .. } => {
+                return Ok((id, answer));
+            }
         };
         if let State::On(tracking) = state
             && let Err(fault) = tracking.fault()
@@ -282,6 +310,10 @@ fn check_slots(runs: &[Merge]) -> Result<(), Refusal> {
 
 fn invalid(field: &str, value: u64, valid: &str) -> Refusal {
     Refusal::Invalid { field: field.to_owned(), value, valid: valid.to_owned() }
+}
+
+fn is_known(since: u16, version: u16) -> Result<(), WireError> {
+    if since > version { Err(WireError::TooNew { since, version }) } else { Ok(()) }
 }
 
 fn encode<M: Serialize>(message: &M, id: u32) -> Result<Vec<u8>, WireError> {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use protocol::layout::{Counter, GiveBack};
 use protocol::{
-    Answer, HELLO, MAX_PACKET, Refusal, Request, Status, VERSION, address, listener_name,
+    Answer, HELLO, MAX_PACKET, Refusal, Request, Status, VERSION, VERSIONS, address, listener_name,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::random;
@@ -55,7 +55,8 @@ pub(crate) fn start() {
 
 struct Worker {
     connection: Connection,
-    has_met: bool,
+    /// The version of the protocol that its greeting has named; `None`: it has not greeted yet.
+    version: Option<u16>,
     _guarded: Option<Guarded>,
 }
 
@@ -126,7 +127,7 @@ fn meet(worker: &mut Option<Worker>, connection: Connection) {
         Refusal::Busy { pid: there.connection.peer().map_or(0, |peer| peer.pid) }
     } else {
         alerts::worker_spoke();
-        *worker = Some(Worker { connection, has_met: false, _guarded: guarded });
+        *worker = Some(Worker { connection, version: None, _guarded: guarded });
         return;
     };
     if let Ok(packet) = Answer::Refused(refusal).encode(HELLO) {
@@ -167,7 +168,7 @@ impl Worker {
             Ok(Some(_)) if self.hung_up() => false,
             Ok(Some(received)) => {
                 alerts::worker_spoke();
-                let (id, request) = Request::decode(&packet[..received.length]);
+                let (id, request) = self.decode(&packet[..received.length]);
                 let (began, is_tracking) = (own_cpu(), request.as_ref().is_ok_and(is_tracking));
                 let answered = request.and_then(|request| {
                     catch_unwind(AssertUnwindSafe(|| self.answer(request, received.fd)))
@@ -190,16 +191,27 @@ impl Worker {
         }
     }
 
+    /// Decodes a request. One that is newer than the worker's version is no request.
+    fn decode(&self, packet: &[u8]) -> (u32, Result<Request, Refusal>) {
+        let (id, request) = Request::decode(packet);
+        let is_newer = |request: &Request| self.version.is_some_and(|it| request.since() > it);
+        if request.as_ref().is_ok_and(is_newer) {
+            let length = u32::try_from(packet.len()).unwrap_or(u32::MAX);
+            return (HELLO, Err(Refusal::Malformed { length }));
+        }
+        (id, request)
+    }
+
     /// Carries out a request; `None`: the caller sends the greeting.
     fn answer(&mut self, request: Request, fd: Option<OwnedFd>) -> Result<Option<Answer>, Refusal> {
         if let Request::Hello { version } = request {
-            if version != VERSION {
+            if !VERSIONS.contain(version) {
                 return Err(Refusal::Version { shim: VERSION, worker: version });
             }
-            self.has_met = true;
+            self.version = Some(version);
             return Ok(None);
         }
-        if !self.has_met {
+        if self.version.is_none() {
             return Err(Refusal::NotTracking { why: "say Hello first".to_owned() });
         }
         let answer = match request {
@@ -235,6 +247,7 @@ impl Worker {
             }
             Request::Keep { runs } => Answer::Done { count: requests::keep(&runs) },
             Request::Release => Answer::Done { count: engine::give_back(None) },
+            Request::About => Answer::About { release: env!("CARGO_PKG_VERSION").to_owned() },
             Request::Status | Request::Hello { .. } => {
                 let engine = lock();
                 let generation = engine.ops.ram.generation();
@@ -246,16 +259,20 @@ impl Worker {
     }
 
     fn send(&self, id: u32, answer: &Answer, fd: Option<BorrowedFd<'_>>) -> bool {
-        answer.encode(id).is_ok_and(|packet| self.connection.send(&packet, fd).is_ok())
+        // A refused greeting is of every version.
+        let version = self.version.unwrap_or(VERSIONS.oldest);
+        let packet = answer.encode_for(version, id);
+        packet.is_ok_and(|packet| self.connection.send(&packet, fd).is_ok())
     }
 
     /// Sends the regions and the state, and shares the memory that describes them. All are of one
     /// moment, because RAM may be plugged in the next.
     fn greet(&self) -> bool {
+        let Some(version) = self.version else { return false };
         let mut engine = lock();
         let (regions, state) = (engine.ops.regions(), engine.state());
         let memory = engine.ops.current_channel().map(AsFd::as_fd);
-        self.send(HELLO, &Answer::Welcome { version: VERSION, regions, state }, memory)
+        self.send(HELLO, &Answer::Welcome { version, regions, state }, memory)
     }
 }
 
@@ -292,8 +309,8 @@ fn start_threads() -> Result<(), Refusal> {
 
 /// Whether a request is part of tracking. Recalling is not: granules are recalled to be merged.
 fn is_tracking(request: &Request) -> bool {
-    use Request::{Hello, Release, Revoke, Status, Track};
-    matches!(request, Hello { .. } | Track(_) | Revoke { .. } | Release | Status)
+    use Request::{About, Hello, Release, Revoke, Status, Track};
+    matches!(request, Hello { .. } | About | Track(_) | Revoke { .. } | Release | Status)
 }
 
 /// Publishes the CPU time of tracking in this process, and the longest waits.

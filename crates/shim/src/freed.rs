@@ -37,7 +37,6 @@ use crate::inhibitors::Inhibitors;
 use crate::page_ops::PageOps;
 use crate::process::{pagemap, userfaultfd};
 use crate::ram::end;
-use crate::tracker::Tracker;
 use crate::unshare;
 
 /// The outcome for merged pages that QEMU discards.
@@ -177,9 +176,6 @@ pub(crate) fn taken(
 /// filled meanwhile: a thread that touches it is served after this turn.
 fn drop_page_table(ops: &PageOps, pagemap: &Pagemap, block: Range) {
     let Ok(uffd) = userfaultfd() else { return };
-    if ops.tracker.as_ref().is_some_and(Tracker::is_incomplete) {
-        return;
-    }
     let Ok(window) = ops.open_window(uffd, &[block], 0) else { return };
     if pagemap.populated(block) == Ok(0) {
         // SAFETY: nothing is there, and nothing can be put there.

@@ -49,7 +49,7 @@ impl Inhibitors {
         }
     }
 
-    /// Why no page can be moved until QEMU has finished an operation.
+    /// Why no page can be moved until QEMU has finished an operation on its memory.
     pub(crate) fn hold(&self) -> Option<&'static str> {
         if !self.registered.is_empty() {
             return Some(GiveBack::QemuRegisters.words());
@@ -57,7 +57,7 @@ impl Inhibitors {
         if self.remapping > 0 {
             return Some(GiveBack::RegionsChanged.words());
         }
-        qemu::migration()
+        None
     }
 
     /// Whether QEMU has registered a part of `range`, or is about to. Writes to merged pages

@@ -17,8 +17,9 @@ use crate::buffer::buffer;
 use crate::channel::Channel;
 use crate::inhibitors::Inhibitors;
 use crate::process::userfaultfd;
+use crate::qemu;
 use crate::ram::{GuestRam, end};
-use crate::retries;
+
 use crate::tracker::Tracker;
 use crate::transitions::{self, HostKernel, PageRun};
 use crate::waiters::wake;
@@ -77,8 +78,9 @@ impl PageOps {
     /// everything back.
     pub(crate) fn hold(&self, inhibitors: &Inhibitors) -> Option<&'static str> {
         let is_incomplete = self.tracker.as_ref().is_some_and(Tracker::is_incomplete);
-        let incomplete = is_incomplete.then(|| GiveBack::KernelRefused.words());
-        incomplete.or_else(|| inhibitors.hold())
+        let incomplete = || is_incomplete.then(|| GiveBack::KernelRefused.words());
+        // A change by QEMU makes a tracker incomplete as well, and tells more.
+        inhibitors.hold().or_else(incomplete).or_else(qemu::migration)
     }
 
     pub(crate) fn regions(&self) -> Vec<Region> {
@@ -172,7 +174,6 @@ impl PageOps {
         // SAFETY: every page is in its place.
         unsafe { self.close_window(host.uffd, moving.window) };
         self.moving = None;
-        retries::came_back();
         true
     }
 

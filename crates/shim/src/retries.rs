@@ -1,15 +1,17 @@
 //! The wait before a page that could not be moved back is tried again.
 //!
 //! Another thread may move the page back, and then wakes those that wait here. The kernel wakes
-//! none: it does not tell when it is done with a page. So no wait is longer than [`LONGEST`].
+//! none: it does not tell when it is done with a page. So no wait is longer than [`HOLD`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::thread::futex;
 
-/// The longest wait, as long as a step itself retries (`transitions::HOLD`).
-const LONGEST: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How long a step retries a page that the kernel is busy with, and the longest wait for another
+/// try.
+pub(crate) const HOLD: Duration = Duration::from_millis(1);
 
 /// Number of times that pages came back, modulo 2^32.
 static CAME_BACK: AtomicU32 = AtomicU32::new(0);
@@ -30,19 +32,18 @@ pub(crate) fn seen() -> u32 {
     CAME_BACK.load(Ordering::SeqCst)
 }
 
-/// Sleeps until pages came back since `seen`, at most for [`LONGEST`]. To be called without the
+/// Sleeps until pages came back since `seen`, at most for [`HOLD`]. To be called without the
 /// lock.
 pub(crate) fn wait(seen: u32) {
     WAITING.fetch_add(1, Ordering::SeqCst);
     // After a wakeup, a timeout or a spurious return, the caller tries again.
-    let _ = futex::wait(&CAME_BACK, futex::Flags::PRIVATE, seen, Some(&LONGEST));
+    let longest = Timespec { tv_sec: 0, tv_nsec: HOLD.subsec_nanos().into() };
+    let _ = futex::wait(&CAME_BACK, futex::Flags::PRIVATE, seen, Some(&longest));
     WAITING.fetch_sub(1, Ordering::SeqCst);
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::time::now;
 

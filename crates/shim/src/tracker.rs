@@ -27,7 +27,6 @@ use crate::holes::{Holes, fill_stray};
 use crate::hot_set::{self, AccessibleQueue};
 use crate::process::pagemap;
 use crate::ram::{Block, page_of};
-use crate::retries;
 use crate::time::{AsNanos, Nanos, now};
 use crate::transitions::{self, HostKernel, Kernel as _};
 use crate::waiters::wake;
@@ -431,9 +430,6 @@ impl Tracker {
             let staged = shared.get(Counter::StagedPages).saturating_sub(back);
             shared.set(Counter::StagedPages, staged);
             is_back &= given.away.is_empty();
-        }
-        if is_back {
-            retries::came_back();
         }
         is_back
     }

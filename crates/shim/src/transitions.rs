@@ -35,9 +35,9 @@
 //! wrongly costs a measurement or a merge, and no page.
 //!
 //! All of this happens under the engine's lock. No step waits for long. A page that the kernel is
-//! busy with is retried for [`HOLD`] and then keeps its state; the next touch and the watchdog
-//! retry it. Content of staging and buffer is discarded by the steps above only. Neither is used
-//! or unmapped unless the page tables say that it is empty.
+//! busy with is retried for [`HOLD`](crate::retries::HOLD) and then keeps its state; the next touch
+//! and the watchdog retry it. Content of staging and buffer is discarded by the steps above only.
+//! Neither is used or unmapped unless the page tables say that it is empty.
 //!
 //! **Inconsistencies** are repaired where the content is known. A page that cannot be moved is
 //! copied; a page that is in the buffer is moved back. Three cases end QEMU with a message,
@@ -61,8 +61,6 @@ mod moves;
 mod tests;
 mod way;
 
-use std::time::Duration;
-
 use protocol::layout::{PageState, Shared};
 use protocol::{Content, Merged};
 use sys::memory_map::{PAGE_BYTES, PageSet, Range};
@@ -73,8 +71,6 @@ pub(crate) use host::{HostKernel, fill_hole, fill_holes, forget_late, late};
 pub(crate) use kernel::{Fresh, HasKernel, Kernel, Mapper, PageComparison};
 use moves::{TakeOutcome, copy_all, discard, give, take};
 
-/// How long a step retries a page that the kernel is busy with.
-pub(crate) const HOLD: Duration = Duration::from_millis(1);
 /// How often a move that may be skipped, or a copy that may fail, is retried.
 const TRIES: u32 = 8;
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{GRANULE, StandIn, TestWorker, by_name};
 use protocol::layout::Counter;
@@ -103,7 +103,11 @@ fn release_leaves_nothing_behind() {
     let worker = TestWorker::tracking(&stand_in);
     worker.release();
     // From here on the threads and the page on which traps are measured exist.
-    std::thread::sleep(Duration::from_millis(300));
+    let began = Instant::now();
+    while worker.count(Counter::RoundTripNs) == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "no trap is measured");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let (mappings, anonymous) = (stand_in.mappings(), stand_in.anonymous_kib());
     worker.ask(&Request::Track(by_name()));
     assert!(stand_in.mappings() > mappings);

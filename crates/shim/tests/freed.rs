@@ -11,6 +11,7 @@ use common::prepared::prepared;
 use common::{GRANULE, StandIn, TestWorker};
 use protocol::layout::Counter;
 use protocol::{Pages, Refusal, Request, Taken};
+use requires::{Requirement, ensure, requires};
 
 const MIB: u32 = 64;
 const PAGES: u32 = MIB * 256;
@@ -36,10 +37,11 @@ fn rollup_kib(stand_in: &StandIn, field: &str) -> u64 {
 }
 
 /// Whether the kernel frees page tables that a discard leaves empty: from Linux 6.14 on.
-fn drops_page_tables() -> bool {
+fn drops_page_tables() -> Result<(), String> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map(|part| part.parse().unwrap_or(0));
-    (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 14)
+    let is_new = (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 14);
+    ensure(is_new, format!("Linux {}", release.trim()))
 }
 
 #[test]
@@ -93,9 +95,9 @@ fn what_the_guest_has_taken_back_is_not_taken_from_it() {
 fn what_was_taken_comes_back_in_huge_pages() {
     let (mut stand_in, worker) = lazy();
     let before = rollup_kib(&stand_in, "AnonHugePages:");
-    if before < u64::from(PAGES) * 2 || !drops_page_tables() {
-        return;
-    }
+    let are_huge = ensure(before >= u64::from(PAGES) * 2, format!("{before} KiB in huge pages"));
+    let has_both = are_huge.and_then(|()| drops_page_tables());
+    let Some(()) = requires(Requirement::HugePagesAgain, has_both) else { return };
     for track in [false, true] {
         if track {
             worker.ask(&Request::Track(common::by_name()));

@@ -5,6 +5,7 @@ mod common;
 use common::{GRANULE, StandIn, TestWorker, by_name};
 use protocol::layout::{Counter, GiveBack};
 use protocol::{Answer, Refusal, Request, State};
+use requires::{Requirement, requires};
 
 const MIB: u32 = 64;
 const GRANULES: u32 = MIB * 256 / GRANULE;
@@ -53,10 +54,7 @@ fn a_forked_child_does_nothing_and_harms_nobody() {
 #[test]
 fn locked_memory_is_given_back_first_and_not_tracked_again() {
     let (mut stand_in, worker) = tracked();
-    if let Err(error) = stand_in.tell("mlockall") {
-        eprintln!("skipped: {error}");
-        return;
-    }
+    let Some(_) = requires(Requirement::LockedMemory, stand_in.tell("mlockall")) else { return };
     assert_eq!(worker.count(Counter::StagedPages), 0);
     assert!(matches!(worker.status().0, State::Unsupported { why } if why.contains("mem-lock")));
     stand_in.expect("check 0 1");
@@ -127,10 +125,8 @@ fn a_disk_reads_past_the_page_cache_into_a_revoked_page() {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     std::fs::write(file.path(), vec![0; 8192]).unwrap();
     let path = file.path().display();
-    if let Err(error) = stand_in.tell(&format!("read-direct 0 70 {path}")) {
-        eprintln!("skipped: no O_DIRECT here: {error}");
-        return;
-    }
+    let read = stand_in.tell(&format!("read-direct 0 70 {path}"));
+    let Some(_) = requires(Requirement::DirectIo, read) else { return };
     stand_in.expect("zeros 0 70 1");
     assert_eq!(worker.count(Counter::Traps), 1);
 }
@@ -138,10 +134,7 @@ fn a_disk_reads_past_the_page_cache_into_a_revoked_page() {
 #[test]
 fn pages_that_are_pinned_stay_where_they_are() {
     let mut stand_in = StandIn::with_ram(MIB);
-    if let Err(error) = stand_in.tell("pin 0 512 512") {
-        eprintln!("skipped: {error}");
-        return;
-    }
+    let Some(_) = requires(Requirement::Pinning, stand_in.tell("pin 0 512 512")) else { return };
     let worker = TestWorker::tracking(&stand_in);
     assert_eq!(worker.revoke(0..GRANULES), GRANULES - 16, "16 granules are pinned whole");
     assert_eq!(worker.count(Counter::Pinned), 512);

@@ -5,12 +5,17 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::TestWorker;
-use common::prepared::{MIB, Prepared, SLOTS, prepared};
+use common::prepared::{MIB, Prepared, SLOTS, prepared, prepared_in};
+use common::{StandIn, TestWorker};
 use protocol::layout::Counter;
 use protocol::{MAX_UNSHARE, Merged, Refusal, Request};
+use requires::{Requirement, requires};
+use sys::faults::{Call, Fault, Faults, How, PLAN_ENV};
+use sys::memory_map::{PAGE_BYTES, Range};
 
 const PAGES: u32 = MIB * 256;
+/// Maximum time of a wait.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Has all pages of the block unshared; returns how many were merged.
 fn unshare_all(worker: &TestWorker) -> u32 {
@@ -190,39 +195,59 @@ fn discards_meanwhile_are_discards() {
     }
 }
 
+/// A fault plan for a stand-in that [`prepared_in`] takes.
+fn planned() -> (Faults, StandIn, tempfile::TempDir) {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = dir.path().join("plan");
+    let faults = Faults::create(&path).unwrap();
+    let stand_in = StandIn::start(|command| {
+        command.env(PLAN_ENV, &path);
+    });
+    (faults, stand_in, dir)
+}
+
 #[test]
 fn what_a_disk_reads_in_meanwhile_is_there() {
-    let Prepared { mut stand_in, worker, .. } = prepared(2000);
+    let (faults, stand_in, _dir) = planned();
+    let Prepared { mut stand_in, worker, .. } = prepared_in(stand_in, 2000);
     stand_in.expect("fill 0 2");
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let load = format!("load-direct 0 {}", file.path().display());
     let loaded: Vec<_> = (0..2000).map(|page| stand_in.page(&worker, page)).collect();
     std::fs::write(file.path(), loaded.concat()).unwrap();
-    if let Err(error) = stand_in.tell(&load) {
-        eprintln!("not tested: {error}");
-        return;
-    }
-    // Until the disk read into some pages before they were unshared, and into others afterwards:
-    // on a busy machine that takes a few rounds.
-    let began = Instant::now();
-    let mut was_in_the_middle = false;
-    for round in 0.. {
-        if round >= 8 && (was_in_the_middle || began.elapsed() > Duration::from_secs(60)) {
-            break;
-        }
+    let Some(_) = requires(Requirement::DirectIo, stand_in.tell(&load)) else { return };
+    let start = worker.regions[0].address + 1000 * PAGE_BYTES;
+    let within = Some(Range { start, len: 64 * PAGE_BYTES });
+    for is_held in [true, false, false, true] {
         stand_in.expect("discard 0 0 16384");
         stand_in.expect("fill 0 1");
-        let merged = merge_scattered(&worker, 2000);
-        stand_in.begin(&load);
-        let unshared = unshare_all(&worker);
+        merge_scattered(&worker, 2000);
+        if is_held {
+            faults.plan(0, Fault { within, ..Fault::once(Call::Move, How::HoldBefore) });
+        }
+        std::thread::scope(|scope| {
+            let unshare = scope.spawn(|| unshare_all(&worker));
+            if is_held {
+                // The first half is unshared, and the disk waits for a page of the rest.
+                assert!(faults.wait_until_held(0, PATIENCE));
+                stand_in.begin(&load);
+                let began = Instant::now();
+                while stand_in.page(&worker, 0) != loaded[0] {
+                    assert!(began.elapsed() < PATIENCE, "nothing is read");
+                    std::thread::yield_now();
+                }
+                assert!(worker.merged(1064..2000) > 0 && worker.merged(0..900) == 0);
+                assert!(!stand_in.has_answer_within(Duration::from_millis(50)));
+                faults.go_on(0);
+            } else {
+                stand_in.begin(&load);
+            }
+            unshare.join().unwrap();
+        });
         assert_eq!(stand_in.finish().unwrap(), "2000");
         let is_there = |page: u32| stand_in.page(&worker, page) == loaded[page as usize];
         assert!((0..2000).all(is_there));
         assert_eq!(worker.merged(0..PAGES), 0);
-        was_in_the_middle |= 0 < unshared && unshared < merged;
-    }
-    if !was_in_the_middle {
-        eprintln!("not tested: no read came in the middle of unsharing");
     }
 }
 
@@ -236,10 +261,7 @@ fn pages_that_io_holds_stay_in_its_hands() {
             stand_in.expect("unregister 0");
         }
         // To pin a page for writing is to write to it.
-        if let Err(error) = stand_in.tell("pin 0 10 4") {
-            eprintln!("not tested: {error}");
-            return;
-        }
+        let Some(_) = requires(Requirement::Pinning, stand_in.tell("pin 0 10 4")) else { return };
         let shared = worker.unshare(0, 64);
         assert!(if kernel_copies { shared == 64 } else { (40..=60).contains(&shared) }, "{shared}");
         let left = if kernel_copies { 4 } else { 0 };

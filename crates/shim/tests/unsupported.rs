@@ -1,9 +1,12 @@
 //! Memory that cannot be tracked is left alone, and the reason is reported.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod common;
 
 use common::{StandIn, TestWorker, by_name};
 use protocol::{Refusal, Request, State};
+use requires::{Requirement, ensure, requires};
 
 fn why_not(stand_in: &StandIn) -> String {
     let worker = TestWorker::meet(stand_in);
@@ -13,6 +16,33 @@ fn why_not(stand_in: &StandIn) -> String {
     let refusal = worker.refused(&Request::Track(by_name()));
     assert_eq!(refusal, Refusal::NotTracking { why: why.clone() });
     why
+}
+
+/// The number of huge pages in the kernel's pool.
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+/// More huge pages in the kernel's pool, until it is dropped.
+struct HugePagePool {
+    before: u64,
+}
+
+impl HugePagePool {
+    fn with(more: u64) -> Result<Self, String> {
+        let pages = || std::fs::read_to_string(POOL).map_err(|error| format!("{POOL}: {error}"));
+        let before: u64 = pages()?.trim().parse().unwrap();
+        let written = std::fs::write(POOL, (before + more).to_string());
+        written.map_err(|error| format!("{POOL}: {error}"))?;
+        let pool = Self { before };
+        let now = pages()?;
+        ensure(now.trim() == (before + more).to_string(), format!("{now} of {before} + {more}"))?;
+        Ok(pool)
+    }
+}
+
+impl Drop for HugePagePool {
+    fn drop(&mut self) {
+        std::fs::write(POOL, self.before.to_string()).unwrap();
+    }
 }
 
 #[test]
@@ -29,21 +59,18 @@ fn shared_and_file_backed_memory_is_refused_by_name() {
 
 #[test]
 fn huge_pages_of_the_kernels_pool_are_refused() {
+    let Some(_pool) = requires(Requirement::HugePagePool, HugePagePool::with(16)) else { return };
     let mut stand_in = StandIn::new();
-    if let Err(error) = stand_in.tell("plug 32 hugetlb") {
-        eprintln!("skipped: no huge pages in the pool: {error}");
-        return;
-    }
+    stand_in.expect("plug 32 hugetlb");
     assert!(why_not(&stand_in).contains("transparent huge pages"));
 }
 
 #[test]
 fn a_user_who_may_not_have_userfaultfd_is_told_what_to_do() {
-    let private = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
-    if private.is_ok_and(|value| value.trim() == "1") {
-        eprintln!("skipped: everybody may have userfaultfd here");
-        return;
-    }
+    let free = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    let is_denied = free.is_ok_and(|value| value.trim() == "0");
+    let is_denied = ensure(is_denied, "all users may have it");
+    let Some(()) = requires(Requirement::DeniedUserfaultfd, is_denied) else { return };
     let mut stand_in = StandIn::run_by(Some(65534));
     stand_in.expect("plug 64");
     stand_in.expect("fill 0 1");

@@ -3,13 +3,12 @@
 //! The decision covers 10,000 hosts with 20 VMs each, a fiftieth of which is in sustained
 //! overload. The day covers 1,000 hosts, a twentieth of which misbehaves, from one seed.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use model::cluster::{ClusterView, HostReport, VmReport};
 use model::{Bytes, OverloadSpec, Reading, Severity, Time};
 use policy::cluster::{ClusterMemory, decide};
-use sim::pool::{Pool, Setting, Strategy};
+use sim::pool::{Excess, Pool, Setting, Strategy};
 
 const HOSTS: u32 = 10_000;
 const VMS: u32 = 20;
@@ -35,15 +34,21 @@ fn decisions() {
                 given,
                 severity,
                 paged: 1 << 20,
+                rates: None,
                 immovable: None,
             };
             (format!("vm-{i}-{j}").into(), vm)
         });
-        let report = HostReport { memory: Bytes::mib(20 * 1024), vms: vms.collect() };
+        let report = HostReport {
+            memory: Bytes::mib(20 * 1024),
+            receives: true,
+            vms: vms.collect(),
+            ..HostReport::default()
+        };
         (format!("host-{i}").into(), Reading::new(report, now))
     };
     let hosts = (0..HOSTS).map(&mut host).collect();
-    let view = ClusterView { hosts, intents: BTreeMap::new() };
+    let view = ClusterView { hosts, ..ClusterView::default() };
     let mut times: Vec<f64> = (0..ROUNDS)
         .map(|_| {
             // Its first look was long ago, so it may move VMs.
@@ -77,7 +82,9 @@ fn days() {
             overload: OverloadSpec::default(),
             learns: true,
             misbehaving: 0.05,
+            calm_s: 600,
             strategy,
+            excess: Excess::Idle,
         };
         let begun = Instant::now();
         let mut pool = Pool::new(1, setting);

@@ -13,6 +13,10 @@
 //! therefore count only while their VM is overloaded, and the space of a moved VM until it gives
 //! memory back.
 //!
+//! The space may be idle, or its hosts may have granted all of it, or they keep the shares that the
+//! policy deals out ([`Excess`]). In the last two cases memory beyond the shares is granted to VMs,
+//! which give it back within a minute where a share grows.
+//!
 //! Some hosts misbehave: they fall silent, claim more memory than they have, lose their lease
 //! every other minute, or report late. A VM is always on one host, and no host gives its VMs more
 //! memory than it has: [`Pool::check`] verifies this after each step.
@@ -20,94 +24,23 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
-use model::cluster::{ClusterView, HostReport, Intent, Move, VmReport};
-use model::{Bytes, HostName, Millis, OverloadSpec, Profile, Reading, Severity, Time, VmName};
+use model::cluster::{
+    ClusterView, ExcessPlan, HostReport, Intent, Move, MoveRefusal, OverloadRates, VmReport,
+};
+use model::{Bytes, HostName, Millis, Profile, Reading, Severity, Time, VmName};
 use policy::cluster::{self, ClusterMemory};
 use policy::overload::Intervals;
 
+mod setting;
+
+pub use setting::{Excess, Outcome, Setting, Strategy, example};
+
 /// Throughput of a migration, in bytes a second: 1 Gbit/s.
 const SENT_PER_S: u64 = 125_000_000;
-/// Steps of calm after which a VM gives back the memory that it got for an overload.
-const CALM_STEPS: u32 = 60;
 /// Steps from which on an overload is a long one: two minutes.
 const LONG_STEPS: u32 = 12;
 const STEP_S: u64 = 10;
 const PAGE: u64 = 4096;
-
-/// The remedies for overloads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strategy {
-    /// Short overloads go to other hosts' memory, VMs with long ones are migrated.
-    Both,
-    /// Each overloaded VM is migrated at once.
-    Migrate,
-    /// All overloads go to other hosts' memory, however long they are.
-    Swap,
-}
-
-/// The settings of a pool.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting {
-    /// Number of hosts.
-    pub hosts: usize,
-    /// VMs on each of them in the beginning.
-    pub vms_per_host: usize,
-    /// Memory of each host, without its reserve.
-    pub memory: Bytes,
-    /// Memory that each VM was promised.
-    pub promised: Bytes,
-    /// Memory that each VM is given without a remedy.
-    pub given: Bytes,
-    /// Mean share of time in which a VM is overloaded.
-    pub overloaded: f64,
-    /// Paging of each overloaded VM in pages a second, in and out together.
-    pub pages_per_s: u64,
-    /// The limits from which on an overload is sustained.
-    pub overload: OverloadSpec,
-    /// Whether these limits are learned from a VM's short overloads.
-    pub learns: bool,
-    /// Share of hosts that misbehave.
-    pub misbehaving: f64,
-    /// The strategy against overloads.
-    pub strategy: Strategy,
-}
-
-/// The outcome of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
-    /// VM seconds of overload.
-    pub overloaded_s: u64,
-    /// Those in which other hosts' memory took the paging, in overloads that were not sustained.
-    pub short_s: u64,
-    /// Those in which other hosts' memory took the paging of sustained overloads: too slow for too
-    /// long.
-    pub long_s: u64,
-    /// Those in which a disk took the paging: other hosts had no room, or the strategy only
-    /// migrates.
-    pub disk_s: u64,
-    /// VMs that changed hosts.
-    pub moves: u64,
-    /// Moves that failed: the target had less free memory than it reported, or no longer had it.
-    pub failed: u64,
-    /// Bytes sent over the network.
-    pub traffic: Bytes,
-    /// Most memory that lay in repositories at once.
-    pub most_swapped: Bytes,
-    /// Memory that remedies took at other hosts, in byte seconds.
-    pub excess_byte_s: u64,
-    /// The same, less the memory that moved VMs set free at the hosts that they left.
-    pub net_byte_s: u64,
-    /// Most memory that remedies took at once.
-    pub excess_most: Bytes,
-    /// Overloads that began while the VM had less memory than promised.
-    pub overloads: u64,
-    /// Those of two minutes or more.
-    pub long_ones: u64,
-    /// VM seconds that these paged, until they ended or the VM got its memory.
-    pub long_wait_s: u64,
-    /// Moves for an overload of less than two minutes.
-    pub needless: u64,
-}
 
 /// The behaviour of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +82,8 @@ struct PoolVm {
     taken: Bytes,
     /// Memory that these moves set free at the hosts that they left.
     freed: Bytes,
+    /// Moves for this overload, or for the latest one.
+    moves: u32,
 }
 
 struct Underway {
@@ -171,6 +106,9 @@ pub struct Pool {
     given: Vec<Bytes>,
     underway: Vec<Underway>,
     memory: ClusterMemory,
+    plan: ExcessPlan,
+    /// Memory for arrivals that each host has kept and not used since the last plan.
+    targets: Vec<Bytes>,
     step: u64,
     outcome: Outcome,
 }
@@ -211,6 +149,7 @@ impl Pool {
                     swapped: Bytes::ZERO,
                     taken: Bytes::ZERO,
                     freed: Bytes::ZERO,
+                    moves: 0,
                 }
             })
             .collect();
@@ -232,6 +171,8 @@ impl Pool {
             given,
             underway: Vec::new(),
             memory,
+            plan: ExcessPlan::default(),
+            targets: vec![Bytes::ZERO; setting.hosts],
             step: 0,
             outcome: Outcome::default(),
         }
@@ -245,10 +186,31 @@ impl Pool {
         self.outcome
     }
 
+    /// Forgets the outcome so far: it was of a pool that had measured nothing yet.
+    pub fn warmed_up(&mut self) {
+        self.outcome = Outcome::default();
+    }
+
+    /// Ends all overloads, and lets none begin.
+    pub fn calm_down(&mut self) {
+        for vm in &mut self.vms {
+            (vm.begins, vm.left) = (0.0, 0);
+        }
+    }
+
+    /// Memory that remedies take at other hosts now.
+    #[must_use]
+    pub fn lent(&self) -> Bytes {
+        let usual = self.setting.given;
+        self.vms.iter().map(|vm| vm.swapped.plus(vm.given.minus(usual))).sum()
+    }
+
     /// Simulates one interval.
     pub fn step(&mut self) {
         self.step += 1;
+        self.outcome.intervals += 1;
         self.load();
+        self.share_out();
         self.arrive();
         self.bear();
         let is_due = match self.setting.strategy {
@@ -256,11 +218,28 @@ impl Pool {
             Strategy::Both | Strategy::Migrate => self.wants().next().is_some(),
         };
         if is_due {
-            let (view, now) = (self.view(), self.now());
+            let now = self.now();
+            let view = self.reported();
             let plan = cluster::decide(&view, &mut self.memory, now);
+            let is_without =
+                |refusal: &MoveRefusal| matches!(refusal, MoveRefusal::NoTarget { .. });
+            self.outcome.without_target += u64::from(plan.refusals.values().any(is_without));
             for (name, chosen) in plan.moves {
                 self.begin(&name, chosen);
             }
+        }
+    }
+
+    /// Each minute, hosts learn their shares of the space for remedies.
+    fn share_out(&mut self) {
+        let Excess::Kept(certainty) = self.setting.excess else { return };
+        if !self.step.is_multiple_of(60 / STEP_S) {
+            return;
+        }
+        let view = self.view(|host| host.memory);
+        self.plan = policy::excess::share_out(&view, certainty, &self.plan);
+        for (host, targets) in self.hosts.iter().zip(&mut self.targets) {
+            *targets = self.plan.shares.get(&host.name).map_or(Bytes::ZERO, |share| share.targets);
         }
     }
 
@@ -284,12 +263,14 @@ impl Pool {
     /// Overloads begin and end. A VM that has been calm gives back the memory that it got for
     /// them.
     fn load(&mut self) {
-        let Setting { promised, given: usual, overload, learns, pages_per_s, .. } = self.setting;
+        let Setting { promised, given: usual, overload, learns, pages_per_s, calm_s, .. } =
+            self.setting;
         for vm in &mut self.vms {
             vm.left = match vm.left {
                 0 if self.random.f64() < vm.begins => {
                     let steps = length(&mut self.random);
                     vm.is_long = steps >= LONG_STEPS;
+                    vm.moves = 0;
                     let lacks = vm.given < promised;
                     self.outcome.overloads += u64::from(lacks);
                     self.outcome.long_ones += u64::from(lacks && vm.is_long);
@@ -299,16 +280,18 @@ impl Pool {
             };
             let is_high = vm.left > 0;
             vm.calm_for = if is_high { 0 } else { vm.calm_for + 1 };
-            if vm.calm_for >= CALM_STEPS && vm.given > usual {
+            let is_calm = u64::from(vm.calm_for) * STEP_S >= calm_s;
+            if is_calm && vm.given > usual {
                 let back = vm.given.minus(usual);
                 self.given[vm.host] = self.given[vm.host].minus(back);
                 vm.given = usual;
             }
-            if vm.calm_for >= CALM_STEPS {
+            if is_calm {
                 (vm.taken, vm.freed) = (Bytes::ZERO, Bytes::ZERO);
             }
-            let is_overloaded = is_high && vm.given < promised;
-            vm.intervals.push(is_overloaded, &overload, &mut vm.profile);
+            let is_short = vm.given < promised;
+            let is_overloaded = is_high && is_short;
+            vm.intervals.push(is_short.then_some(is_high), &overload, &mut vm.profile);
             if !learns {
                 vm.profile = Profile::default();
             }
@@ -324,7 +307,12 @@ impl Pool {
         let Setting { promised, strategy, pages_per_s, .. } = self.setting;
         let all: Bytes = self.hosts.iter().map(|host| host.memory).sum();
         let used: Bytes = self.given.iter().copied().sum();
-        let mut room = all.minus(used);
+        let mut room = match self.setting.excess {
+            Excess::Idle => all.minus(used),
+            Excess::Granted => Bytes::ZERO,
+            Excess::Kept(_) => self.plan.shares.values().map(|share| share.repositories).sum(),
+        };
+        let mut is_without = false;
         let paged = Bytes(pages_per_s * STEP_S * PAGE);
         let (mut swapped, mut taken, mut freed) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         let outcome = &mut self.outcome;
@@ -339,6 +327,7 @@ impl Pool {
             let lacks = promised.minus(vm.given);
             if strategy == Strategy::Migrate || room < lacks {
                 outcome.disk_s += STEP_S;
+                is_without = true;
                 vm.swapped = Bytes::ZERO;
                 continue;
             }
@@ -352,6 +341,7 @@ impl Pool {
             *seconds += STEP_S;
             outcome.traffic = outcome.traffic.plus(paged);
         }
+        outcome.without_pages += u64::from(is_without);
         outcome.most_swapped = outcome.most_swapped.max(swapped);
         let excess = swapped.plus(taken);
         outcome.excess_most = outcome.excess_most.max(excess);
@@ -359,8 +349,20 @@ impl Pool {
         outcome.net_byte_s += excess.minus(freed).0 * STEP_S;
     }
 
-    /// The view of a controller.
-    fn view(&mut self) -> ClusterView {
+    /// The view of a controller. Memory that was granted is no room.
+    fn reported(&self) -> ClusterView {
+        if self.setting.excess == Excess::Idle {
+            return self.view(|host| host.memory);
+        }
+        let room = |host: &PoolHost| {
+            let i = self.host_by_name[&host.name];
+            self.given[i].plus(self.targets[i])
+        };
+        ClusterView { excess: self.plan.clone(), ..self.view(room) }
+    }
+
+    /// The same for hosts with this much memory.
+    fn view(&self, memory: impl Fn(&PoolHost) -> Bytes) -> ClusterView {
         let now = self.now();
         let mut view = ClusterView::default();
         for host in &self.hosts {
@@ -372,10 +374,16 @@ impl Pool {
                 _ => now,
             };
             let claims = match host.manner {
-                Manner::Lies => Bytes(host.memory.0 * 4),
-                _ => host.memory,
+                Manner::Lies => Bytes(memory(host).0 * 4),
+                _ => memory(host),
             };
-            let report = HostReport { memory: claims, vms: BTreeMap::new() };
+            let report = HostReport {
+                memory: claims,
+                receives: true,
+                lends: claims,
+                holds: Bytes::ZERO,
+                ..HostReport::default()
+            };
             view.hosts.insert(host.name.clone(), Reading::new(report, at));
         }
         for vm in &self.vms {
@@ -387,6 +395,7 @@ impl Pool {
                 severity: self.severity(vm),
                 // With `Migrate`, no move is too expensive.
                 paged: if self.setting.strategy == Strategy::Migrate { u64::MAX } else { vm.paged },
+                rates: rates(&vm.profile),
                 immovable: None,
             };
             host.value.vms.insert(vm.name.clone(), report);
@@ -404,7 +413,12 @@ impl Pool {
     fn begin(&mut self, name: &VmName, chosen: Move) {
         let (vm, to) = (self.by_name[name], self.host_by_name[&chosen.to]);
         let now = self.now();
-        if !self.has_room(vm, to, &chosen) {
+        let keeps = match self.setting.excess {
+            Excess::Idle => true,
+            Excess::Granted => false,
+            Excess::Kept(_) => self.targets[to] >= self.needs(vm, &chosen),
+        };
+        if !keeps || !self.has_room(vm, to, &chosen) {
             self.outcome.failed += 1;
             self.memory.refused(&chosen.to, now);
             return;
@@ -413,7 +427,10 @@ impl Pool {
         let until = self.step + seconds.div_ceil(STEP_S).max(1);
         self.outcome.traffic = self.outcome.traffic.plus(chosen.cost);
         let needs = self.needs(vm, &chosen);
+        self.targets[to] = self.targets[to].minus(needs);
         let relieved = &mut self.vms[self.by_name[&chosen.for_whom]];
+        self.outcome.second_moves += u64::from(relieved.moves > 0);
+        relieved.moves += 1;
         // The target reserves room for it from now on.
         relieved.taken = relieved.taken.plus(needs);
         self.underway.push(Underway { vm, chosen, to, begun: now, until });
@@ -498,6 +515,15 @@ impl Pool {
     }
 }
 
+/// How often a VM is overloaded, once it was measured for an hour.
+fn rates(profile: &Profile) -> Option<OverloadRates> {
+    let share = |n: u64| u16::try_from((n * 1000).div_ceil(profile.intervals)).unwrap_or(1000);
+    (profile.intervals >= 3600 / STEP_S).then(|| OverloadRates {
+        transient: share(profile.transient),
+        sustained: share(profile.sustained),
+    })
+}
+
 /// Length of an overload in steps (Fig. 3b and §4.2, at 640 MB).
 fn length(random: &mut Rng) -> u32 {
     match random.f64() {
@@ -509,71 +535,4 @@ fn length(random: &mut Rng) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn setting(strategy: Strategy) -> Setting {
-        Setting {
-            hosts: 60,
-            vms_per_host: 10,
-            memory: Bytes::mib(8 * 1024),
-            promised: Bytes::mib(1024),
-            given: Bytes::mib(640),
-            overloaded: 0.05,
-            pages_per_s: 2_000,
-            overload: OverloadSpec::default(),
-            learns: true,
-            misbehaving: 0.2,
-            strategy,
-        }
-    }
-
-    #[test]
-    fn no_host_holds_more_than_it_has_whatever_hosts_claim() {
-        for strategy in [Strategy::Both, Strategy::Migrate, Strategy::Swap] {
-            let mut pool = Pool::new(7, setting(strategy));
-            for _ in 0..720 {
-                pool.step();
-                pool.check().unwrap_or_else(|why| panic!("{strategy:?}: {why}"));
-            }
-            let Outcome { overloaded_s, short_s, long_s, disk_s, moves, .. } = pool.outcome;
-            assert_eq!(overloaded_s, short_s + long_s + disk_s);
-            assert_eq!(moves > 0, strategy != Strategy::Swap, "{strategy:?}");
-        }
-    }
-
-    #[test]
-    fn one_seed_is_one_outcome() {
-        let run = |seed| Pool::new(seed, setting(Strategy::Both)).run(1);
-        assert_eq!(run(3), run(3));
-        assert_ne!(run(3), run(4));
-    }
-
-    #[test]
-    fn both_remedies_together_move_less_and_bear_more() {
-        let run = |strategy| Pool::new(5, setting(strategy)).run(6);
-        let (both, migrate, swap) =
-            (run(Strategy::Both), run(Strategy::Migrate), run(Strategy::Swap));
-        assert!(both.moves * 4 < migrate.moves, "{both:?} {migrate:?}");
-        assert!(both.disk_s * 10 < migrate.disk_s, "{both:?} {migrate:?}");
-        assert!(both.long_s < swap.long_s, "{both:?} {swap:?}");
-        assert!(both.excess_byte_s < migrate.excess_byte_s, "{both:?} {migrate:?}");
-        // VMs swap no more memory than they lack, and swapping sets no memory free.
-        assert_eq!(swap.excess_most, swap.most_swapped);
-        assert_eq!(swap.excess_byte_s, swap.net_byte_s);
-        assert!(swap.excess_byte_s <= swap.overloaded_s * Bytes::mib(1024 - 640).0);
-        assert_eq!(swap.needless, 0);
-    }
-
-    #[test]
-    fn who_waits_longer_for_a_move_moves_less_for_nothing() {
-        let run = |window, sustained| {
-            let overload = OverloadSpec { window, sustained, ..OverloadSpec::default() };
-            let setting = Setting { overload, learns: false, ..setting(Strategy::Both) };
-            Pool::new(5, setting).run(6)
-        };
-        let (soon, late) = (run(12, 8), run(20, 14));
-        assert!(late.long_wait_s > soon.long_wait_s, "{soon:?} {late:?}");
-        assert!(late.needless < soon.needless, "{soon:?} {late:?}");
-    }
-}
+mod tests;

@@ -295,15 +295,28 @@ fn who_is_not_tracked_keeps_its_memory_and_is_given_more_while_it_swaps() {
 
 #[test]
 fn who_has_neither_swap_nor_curve_is_served_as_under_demand() {
-    let kills = [Policy::Balance, Policy::Demand].map(|policy| {
-        let growing = Fake::busy("growing", 150).then(60, 200).then(90, 250).then(120, 290);
-        let growing = growing.that(Nature::Swapless).with_ram(512).standing_at(256);
-        let idle = Fake::idle("idle").with_ram(512).standing_at(256).preallocated();
-        let limits = limits(64, 256, 512);
-        let run = Scenario::new(3).group("shop", policy, limits, [growing, idle]).run(200);
-        run.guest("shop-growing", 199).map_or(0, |guest| guest.kills)
+    // Slowly enough that its free memory tells in time.
+    let slow = (0..15).fold(Fake::busy("growing", 150), |growing, step| {
+        growing.then(40 + 10 * step, 150 + 10 * step)
     });
-    assert!(kills[0] <= kills[1], "{kills:?}");
+    let sudden = Fake::busy("growing", 150).then(60, 200).then(90, 250).then(120, 290);
+    let run = |growing: &Fake, policy, max| {
+        let growing = growing.clone().that(Nature::Swapless).with_ram(512).standing_at(256);
+        let idle = Fake::idle("idle").with_ram(512).standing_at(256).preallocated();
+        Scenario::new(3).group("shop", policy, limits(64, 256, max), [growing, idle]).run(200)
+    };
+    let kills = |run: &sim::Run| run.guest("shop-growing", 199).unwrap().kills;
+    for (growing, dies) in [(&slow, false), (&sudden, true)] {
+        let [balance, demand] =
+            [Policy::Balance, Policy::Demand].map(|policy| run(growing, policy, 512));
+        assert_eq!([&balance, &demand].map(|run| kills(run) > 0), [dies; 2]);
+        for second in 0..200 {
+            let of = |run: &sim::Run| run.actual_mib("shop-growing", second);
+            assert_eq!(of(&balance), of(&demand), "in second {second}");
+        }
+    }
+    // Without help it would have been killed.
+    assert!(kills(&run(&slow, Policy::Balance, 256)) > 0);
 }
 
 #[test]

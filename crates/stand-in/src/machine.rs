@@ -288,6 +288,8 @@ fn at_user_level(reset: kvm_sregs) -> kvm_sregs {
 
 #[cfg(test)]
 mod tests {
+    use requires::{Requirement, requires};
+
     use super::*;
     use crate::guest::{GuestOrder, Job, MOST_JOBS};
     use crate::kvm;
@@ -296,10 +298,7 @@ mod tests {
 
     /// A machine over one small piece of RAM. `None`, with a message, where KVM does not run it.
     fn machine() -> Option<(Slot, Vcpu, [Machine; 1])> {
-        if let Err(why) = kvm::probe() {
-            eprintln!("SKIPPED: no vCPUs under KVM: {why}");
-            return None;
-        }
+        requires(Requirement::Kvm, kvm::probe())?;
         let slot = Slot::row([256]).remove(0);
         let (machine, mut vcpus) = Machine::new(1, slot.guest_end()).unwrap();
         let machines = [machine];

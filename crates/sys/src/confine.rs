@@ -25,6 +25,8 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
+use crate::log;
+
 /// The calls that a confined process may make with any arguments.
 const ALLOWED: &[libc::c_long] = &[
     // Use and close open files.
@@ -138,6 +140,7 @@ pub fn to_the_network() -> io::Result<()> {
 
 /// Gives up all that can be given up, even if one part fails.
 fn give_up(rules: Result<Rules, BackendError>) -> io::Result<()> {
+    log::keep_to_stderr();
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     let capabilities = set_capabilities(None, sets);

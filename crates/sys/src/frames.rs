@@ -251,6 +251,8 @@ fn parse(line: &str) -> Option<Range> {
 
 #[cfg(test)]
 mod tests {
+    use requires::{Requirement, requires};
+
     use super::*;
     use crate::memory_map::{Advice, Over, PAGE_LEN, Reserved};
     use crate::pool_file::{PoolFile, PoolView};
@@ -273,10 +275,8 @@ mod tests {
 
     #[test]
     fn what_is_shared_has_one_frame_and_a_copy_another() {
-        if of_guest(std::process::id()).is_err() {
-            eprintln!("SKIPPED: the kernel does not show frames to this user");
-            return;
-        }
+        let guest = of_guest(std::process::id());
+        let Some(_) = requires(Requirement::Frames, guest) else { return };
         let pool = PoolFile::create("overbook-pool-test", 1).unwrap();
         pool.write(0, &[1; PAGE_LEN]).unwrap();
         let view = PoolView::open(pool.reader().unwrap(), 1).unwrap();
@@ -312,10 +312,8 @@ mod tests {
             start.add(PAGE_LEN).write_volatile(1);
         }
         let frames = frames_of(memory.range());
-        let Ok(zeros) = zeros(frames.iter().copied()) else {
-            eprintln!("SKIPPED: the kernel does not show frames to this user");
-            return;
-        };
+        let zeros = zeros(frames.iter().copied());
+        let Some(zeros) = requires(Requirement::Frames, zeros) else { return };
         assert_eq!((frames.len(), zeros.len()), (2, 1));
     }
 
@@ -335,10 +333,7 @@ mod tests {
                 // SAFETY: memory of ours.
                 unsafe { std::ptr::with_exposed_provenance_mut::<u8>(at).write_volatile(1) };
             }
-            let Ok(in_use) = frames.in_use(block) else {
-                eprintln!("SKIPPED: the kernel does not show frames to this user");
-                return;
-            };
+            let Some(in_use) = requires(Requirement::Frames, frames.in_use(block)) else { return };
             assert_eq!((in_use.len(), in_use.iter().filter(|used| **used).count()), (512, 512));
             assert!(frames.present(block).unwrap().iter().all(|there| *there));
             advise(Advice::LinuxFree);

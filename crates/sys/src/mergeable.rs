@@ -159,6 +159,7 @@ fn marks(smaps: impl Read) -> io::Result<Option<bool>> {
 
 #[cfg(test)]
 mod tests {
+    use requires::{Requirement, requires};
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
     use super::*;
@@ -175,9 +176,8 @@ mod tests {
 
     #[test]
     fn memory_that_is_marked_is_seen_in_either_way() {
-        if !Path::new("/sys/kernel/mm/ksm").exists() {
-            return eprintln!("SKIPPED: this kernel has no KSM");
-        }
+        let ksm = std::fs::metadata("/sys/kernel/mm/ksm");
+        let Some(_) = requires(Requirement::Ksm, ksm) else { return };
         assert!(both().iter().all(|known| *known == Some(false)), "{:?}", both());
         let (size, flags) = (1 << 16, ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a new mapping at an address of the kernel's choice.

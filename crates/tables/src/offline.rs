@@ -55,7 +55,6 @@ use pages::offline::{
 
 pub use capture::capture;
 use cut::Cutter;
-
 use sources::SourceKind;
 use tally::Tally;
 

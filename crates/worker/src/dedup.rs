@@ -117,6 +117,8 @@ pub struct Dedup {
     task: Task,
     /// VMs that leave the group: their pages are unshared under any task.
     leaving: BTreeSet<u32>,
+    /// VMs in which nothing is merged or copied: their answers alone are processed.
+    paused: BTreeSet<u32>,
     store: Option<Store>,
     /// The reason why there is no pool, and the time of the next attempt.
     no_store: Option<(Instant, String)>,
@@ -166,6 +168,7 @@ impl Dedup {
             name,
             task: Task::Merge(None),
             leaving: BTreeSet::new(),
+            paused: BTreeSet::new(),
             store: None,
             no_store: None,
             known: None,
@@ -204,6 +207,12 @@ impl Dedup {
     /// that is the task.
     pub fn set_leaving(&mut self, pids: BTreeSet<u32>) {
         self.leaving = pids;
+    }
+
+    /// Sets the QEMU processes in which nothing is merged or copied. Merges that were requested of
+    /// them before are still answered, so they stay members.
+    pub fn set_paused(&mut self, pids: BTreeSet<u32>) {
+        self.paused = pids;
     }
 
     fn is_to_unshare(&self, pid: u32) -> bool {
@@ -428,6 +437,9 @@ impl Dedup {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 /// Whether the host has memory for copies.
 fn has_room() -> bool {

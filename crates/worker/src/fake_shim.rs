@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use protocol::layout::{BLOCK_PAGES, Counter, GiveBack, Layout, PageState, Shared};
 use protocol::ring::Producer;
 use protocol::{
-    Answer, MAX_PACKET, Pages, Region, Request, State, Status, Taken, Tracking, Trap, VERSION,
+    Answer, MAX_PACKET, Pages, Refusal, Region, Request, State, Status, Taken, Tracking, Trap,
+    VERSION,
 };
 use sys::seqpacket::{Connection, Listener};
 use sys::shared_memory::SharedMemory;
@@ -39,6 +40,8 @@ pub(super) struct FakeShim {
     pub(super) releases: u32,
     /// All granules that it was asked to revoke, with repetitions.
     pub(super) asked: Vec<u32>,
+    /// The newest version of the protocol that it speaks.
+    pub(super) newest: u16,
     /// The source of its false answers.
     pub(super) lie: Lie,
     /// The requests that it has read and not answered.
@@ -47,10 +50,15 @@ pub(super) struct FakeShim {
 }
 
 impl FakeShim {
-    /// A VM with this much memory in one region.
+    /// A VM with this much memory in one region, which does not exist.
     pub(super) fn new(pages: u32) -> Self {
+        Self::of_region(Region { first_page: 0, pages, address: 0 })
+    }
+
+    /// A VM with this memory of this process.
+    pub(super) fn of_region(region: Region) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let regions = vec![Region { first_page: 0, pages, address: 0 }];
+        let regions = vec![region];
         let layout = Layout::of_regions(&regions);
         let (memory, fd) =
             SharedMemory::create("fake-shim", layout.words(), layout.bytes()).unwrap();
@@ -72,6 +80,7 @@ impl FakeShim {
             hands_over: false,
             releases: 0,
             asked: Vec::new(),
+            newest: VERSION,
             lie: Box::new(|_, _| None),
             unanswered: Vec::new(),
             _turn: turn,
@@ -155,10 +164,14 @@ impl FakeShim {
 
     fn answer(&mut self, request: &Request) -> Answer {
         match request {
-            Request::Hello { .. } => {
-                let regions = self.regions.clone();
-                Answer::Welcome { version: VERSION, regions, state: State::Off }
+            Request::Hello { version } if *version > self.newest => {
+                Answer::Refused(Refusal::Version { shim: self.newest, worker: *version })
             }
+            Request::Hello { version } => {
+                let regions = self.regions.clone();
+                Answer::Welcome { version: *version, regions, state: State::Off }
+            }
+            Request::About => Answer::About { release: "1.2.3".to_owned() },
             Request::Track(tracking) => {
                 self.tracking = Some(*tracking);
                 self.tracks += 1;

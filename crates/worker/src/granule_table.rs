@@ -159,7 +159,9 @@ impl GranuleTable {
         if is_again {
             self.end_recall(index);
         }
-        match (is_again, is_staged) {
+        // A recall may overtake the answer.
+        let is_revoked = is_staged || self.recalled.contains_key(&index);
+        match (is_again, is_revoked) {
             // Also of a granule that is to be recalled: a recall is no touch.
             (false, true) => self.strategy.revoked(index, at),
             (false, false) => {

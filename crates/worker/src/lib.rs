@@ -80,7 +80,7 @@ pub use link::LinkError;
 pub use messages::{Order, Orders, Report, VmReport};
 pub use mode::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 pub use process::run;
-pub use read_back::read_back;
+pub use read_back::{Held, held, read_back};
 pub use sentinels::INTERVAL;
 pub use shim_of::shim_of;
 pub use tracked::{STEP, State, Tracked};

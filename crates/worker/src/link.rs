@@ -16,25 +16,28 @@
 //!
 //! The possible results of merges outlive the connection; `dedup` keeps them by request number.
 
+mod error;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use model::Time;
+use model::{ShimVersion, Time};
 use protocol::layout::{BLOCK_PAGES, Counter, GiveBack, Layout, LayoutError, PageState, Shared};
 use protocol::ring::{Consumer, Drained};
 use protocol::{
     Answer, HELLO, MAX_PACKET, Merge, Merged, Pages, Refusal, Region, Request, State, Status,
-    Taken, Tracking, Trap, VERSION, WireError,
+    Taken, Tracking, Trap, VERSION, VERSIONS,
 };
-use sys::peer::{Peer, PeerError};
+use sys::peer::Peer;
 use sys::process::Identity;
 use sys::seqpacket::{Connection, SeqpacketError};
-use sys::shared_memory::{SharedMemory, SharedMemoryError};
+use sys::shared_memory::SharedMemory;
 
-use super::granules::TooLarge;
-use super::shim_of::shim_of;
+pub use error::LinkError;
+
+use super::shim_of::{shim_of, version_of};
 use super::words;
 
 /// The time in which a shim must answer: longer than any pause of a busy machine.
@@ -49,81 +52,11 @@ const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// (`net.unix.max_dgram_qlen`).
 const MOST_IN_FLIGHT: usize = 10;
 
-/// The reason why there is no connection, or why it ended.
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    /// No process listens at the shim's address.
-    #[error("QEMU (process {pid}) was started without Overbook's shim, or has not begun to run")]
-    NoShim {
-        /// QEMU's process.
-        pid: u32,
-    },
-    /// QEMU has ended, or may not be inspected.
-    #[error("QEMU (process {pid}): {why}")]
-    Gone {
-        /// Its process.
-        pid: u32,
-        /// The kernel's error.
-        why: std::io::Error,
-    },
-    /// Another process listens at the address.
-    #[error("the address of the shim of process {pid} belongs to process {found}")]
-    Impostor {
-        /// QEMU's process.
-        pid: u32,
-        /// The process that listens.
-        found: u32,
-    },
-    /// It is not known which process listens at the address.
-    #[error("the address of the shim of process {pid}: {error}")]
-    Unidentified {
-        /// QEMU's process.
-        pid: u32,
-        /// The reason.
-        error: PeerError,
-    },
-    /// The socket failed.
-    #[error(transparent)]
-    Socket(#[from] SeqpacketError),
-    /// A packet is not an answer.
-    #[error("the shim's answer makes no sense: {0}")]
-    Wire(#[from] WireError),
-    /// An answer is of another kind than its request.
-    #[error("the shim answered something else than it was asked for ({0})")]
-    Unexpected(&'static str),
-    /// An answer names no request in flight.
-    #[error("the shim answered request {id}, which is not in flight")]
-    Unknown {
-        /// The number that it named.
-        id: u32,
-    },
-    /// `MOST_IN_FLIGHT` requests are in flight: a caller exceeded its limit.
-    #[error("{MOST_IN_FLIGHT} requests wait for the shim's answers already")]
-    TooMany,
-    /// The shim refused a request.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The shim's shared memory is not usable.
-    #[error(transparent)]
-    Memory(#[from] SharedMemoryError),
-    /// The shim's shared memory does not have the agreed layout.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// The shim tells of more guest memory than is possible.
-    #[error(transparent)]
-    TooLarge(#[from] TooLarge),
-    /// A request got no answer in time.
-    #[error("the shim has not answered for {} s", .0.as_secs())]
-    Silent(Duration),
-    /// The guest's memory has changed, which takes a new connection.
-    #[error("guest RAM was added or removed")]
-    RegionsChanged,
-}
-
 /// A request in flight, with the data that its answer is needed for.
 #[derive(Debug)]
 enum PendingRequest {
     Hello,
+    About,
     Track,
     /// The granules by index, and the time of the request.
     Revoke(Vec<u32>, Time),
@@ -150,6 +83,8 @@ impl PendingRequest {
 pub(super) enum LinkEvent {
     /// The answer to the greeting: whether the VM can be tracked. The memory is open.
     Welcome(State),
+    /// It has told its release ([`Link::shim`]).
+    Introduced,
     /// It tracks now as requested.
     Tracking,
     /// The granules, by index, for which a revocation was requested at that time. Access is
@@ -192,6 +127,10 @@ pub(super) struct Link {
     connection: Connection,
     /// The process that listened: QEMU's, as checked at the connection.
     peer: Peer,
+    /// The version of the protocol: proposed by the last greeting, and agreed on by its answer.
+    version: u16,
+    /// The release of the shim; `None`: it has not told it.
+    release: Option<String>,
     /// Requests by number, each with the time at which it was sent.
     in_flight: BTreeMap<u32, (PendingRequest, Instant)>,
     last_id: u32,
@@ -224,10 +163,31 @@ impl Link {
             return Err(LinkError::Impostor { pid, found: peer.process.pid });
         }
         let (in_flight, buffer) = (BTreeMap::new(), vec![0; MAX_PACKET]);
-        let (last_id, memory, asked_status) = (HELLO, None, Instant::now());
-        let mut link = Self { connection, peer, in_flight, last_id, asked_status, memory, buffer };
-        link.ask(&Request::Hello { version: VERSION }, PendingRequest::Hello)?;
+        let (last_id, asked_status) = (HELLO, Instant::now());
+        let mut link = Self {
+            connection,
+            peer,
+            version: VERSION,
+            release: None,
+            in_flight,
+            last_id,
+            asked_status,
+            memory: None,
+            buffer,
+        };
+        link.greet(VERSION)?;
         Ok(link)
+    }
+
+    /// Proposes a version of the protocol to the shim.
+    fn greet(&mut self, version: u16) -> Result<(), LinkError> {
+        self.version = version;
+        self.ask(&Request::Hello { version }, PendingRequest::Hello)
+    }
+
+    /// The shim, as it has introduced itself.
+    pub(super) fn shim(&self) -> ShimVersion {
+        version_of(self.version, self.release.clone())
     }
 
     /// Requests tracking of this kind.
@@ -357,7 +317,7 @@ impl Link {
             return Err(LinkError::TooMany);
         }
         let id = request.numbered(self.next_id());
-        self.connection.send(&request.encode(id)?, fd)?;
+        self.connection.send(&request.encode_for(self.version, id)?, fd)?;
         self.last_id = id;
         self.in_flight.insert(id, (asked, Instant::now()));
         Ok(())
@@ -366,16 +326,28 @@ impl Link {
     /// The next answer that has come; `None`: there is none now.
     pub(super) fn poll(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         let Some(packet) = self.connection.receive(&mut self.buffer)? else {
+            // Requests wait for a release that was asked for before them.
+            let patience = |asked: &PendingRequest| {
+                if self.is_releasing() { RELEASE_PATIENCE } else { asked.patience() }
+            };
             let is_late =
-                |(asked, since): &&(PendingRequest, Instant)| since.elapsed() > asked.patience();
+                |(asked, since): &&(PendingRequest, Instant)| since.elapsed() > patience(asked);
             return if let Some((late, _)) = self.in_flight.values().find(is_late) {
-                Err(LinkError::Silent(late.patience()))
+                Err(LinkError::Silent(patience(late)))
             } else {
                 Ok(None)
             };
         };
         let (id, answer) = words::decode(&self.buffer[..packet.length])?;
         match (self.in_flight.remove(&id), answer) {
+            (
+                Some((PendingRequest::Hello, _)),
+                Answer::Refused(refusal @ Refusal::Version { shim, .. }),
+            ) => {
+                // A refused greeting ends the connection, unless an older version is common.
+                let older = VERSIONS.after_refusal(self.version, shim).ok_or(refusal)?;
+                self.greet(older).map(|()| None)
+            }
             (Some((asked, _)), answer) => self.match_up(id, asked, answer, packet.fd).map(Some),
             // A refusal without a request: the shim did not understand one, or accepts none.
             (None, Answer::Refused(refusal)) if id == HELLO => Err(refusal.into()),
@@ -391,7 +363,6 @@ impl Link {
         fd: Option<OwnedFd>,
     ) -> Result<LinkEvent, LinkError> {
         match (asked, answer) {
-            // A refused greeting ends the connection.
             (PendingRequest::Hello, Answer::Refused(refusal)) => Err(refusal.into()),
             (
                 PendingRequest::Pool | PendingRequest::Merge | PendingRequest::Unshare,
@@ -402,8 +373,11 @@ impl Link {
             }
             (_, Answer::Refused(refusal)) => Ok(LinkEvent::Refused(refusal)),
             (PendingRequest::Hello, Answer::Welcome { version, regions, state }) => {
-                if version != VERSION {
-                    return Err(Refusal::Version { shim: version, worker: VERSION }.into());
+                if version != self.version {
+                    return Err(Refusal::Version { shim: version, worker: self.version }.into());
+                }
+                if Request::About.since() <= version {
+                    self.ask(&Request::About, PendingRequest::About)?;
                 }
                 if !matches!(state, State::Unsupported { .. }) {
                     let fd = fd.ok_or(LinkError::Unexpected("no shared memory came"))?;
@@ -411,12 +385,20 @@ impl Link {
                 }
                 Ok(LinkEvent::Welcome(state))
             }
+            (PendingRequest::About, Answer::About { release }) => {
+                self.release = Some(release);
+                Ok(LinkEvent::Introduced)
+            }
             (PendingRequest::Track, Answer::Done { .. }) => Ok(LinkEvent::Tracking),
             (PendingRequest::Revoke(granules, at), Answer::Done { .. }) => {
                 Ok(LinkEvent::Revoked(granules, at))
             }
             (PendingRequest::Recall, Answer::Done { .. }) => Ok(LinkEvent::Recalled),
-            (PendingRequest::Release, Answer::Done { .. }) => Ok(LinkEvent::Released),
+            (PendingRequest::Release, Answer::Done { .. }) => {
+                let now = Instant::now();
+                self.in_flight.values_mut().for_each(|(_, since)| *since = now);
+                Ok(LinkEvent::Released)
+            }
             (PendingRequest::Pool | PendingRequest::Unshare, Answer::Done { .. }) => {
                 Ok(LinkEvent::Merged(id, Ok(Merged::default())))
             }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use model::tracking::TrackingCost;
-use model::{Bytes, Reading, Time, Tracking};
+use model::{Bytes, Reading, ShimVersion, Time, Tracking};
 use pages::curve::MissRatioCurve;
 use protocol::layout::GiveBack;
 use protocol::{Merged, Refusal, State as ShimState};
@@ -201,7 +201,7 @@ impl Linked {
 
     /// Whether access to this page is revoked. If so, its granule is noted for a
     /// [recall](Self::recall).
-    pub(super) fn is_revoked(&mut self, page: u32) -> Result<bool, LinkError> {
+    pub(super) fn recall_if_revoked(&mut self, page: u32) -> Result<bool, LinkError> {
         self.table.note_recall(page, time(now_us()), &self.link)
     }
 
@@ -229,6 +229,11 @@ impl Linked {
     /// The cost of tracking, as of the last step.
     pub(super) fn cost(&self) -> TrackingCost {
         self.cost.cost()
+    }
+
+    /// The shim's versions.
+    pub(super) fn shim(&self) -> ShimVersion {
+        self.link.shim()
     }
 
     /// Whether a request to take or keep freed pages is in flight.
@@ -262,7 +267,10 @@ impl Linked {
             LinkEvent::Taken(runs, taken) => self.freed.taken(&runs, taken, &self.link),
             LinkEvent::NotTaken(refusal) => self.freed.refused(&refusal),
             LinkEvent::Kept(runs, pages) => self.freed.kept(&runs, pages),
-            LinkEvent::HandingOver | LinkEvent::Recalled | LinkEvent::Released => {}
+            LinkEvent::Introduced
+            | LinkEvent::HandingOver
+            | LinkEvent::Recalled
+            | LinkEvent::Released => {}
             LinkEvent::Status(is, staging) => {
                 self.paging.set_staging(staging);
                 match is {

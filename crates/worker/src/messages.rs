@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use model::{
-    Bytes, Cold, Dedup, FreePages, PagesPerMs, Reading, Time, Tracking, TrackingBudget, VmName,
+    Bytes, Cold, Dedup, FreePages, PagesPerMs, Reading, ShimVersion, Time, Tracking,
+    TrackingBudget, VmName,
 };
 use serde::{Deserialize, Serialize};
 use sys::process::Identity;
@@ -63,6 +64,9 @@ pub struct Order {
     /// The most memory that it may have resident, the rest being paged out; absent: all of it.
     #[serde(default)]
     pub resident: Option<Bytes>,
+    /// Whether its shared pages stay as they are: none is merged and none is unshared.
+    #[serde(default)]
+    pub keeps_shares: bool,
 }
 
 impl Order {
@@ -97,6 +101,9 @@ pub struct Report {
 pub struct VmReport {
     /// The incarnation of the VM.
     pub incarnation: u64,
+    /// Its shim; absent: it was not asked yet, or there is none.
+    #[serde(default)]
+    pub shim: Option<ShimVersion>,
     /// The result of tracking; absent: none, or not yet.
     pub tracking: Option<Reading<Tracking>>,
     /// The reason why it is not being tracked just now.
@@ -119,4 +126,28 @@ pub struct VmReport {
     /// The reason why nothing is paged out just now, although there is an order.
     #[serde(default)]
     pub why_not_paged_out: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A daemon and its workers are one program. This keeps a line of a neighbouring release
+    /// readable all the same: it may have keys more, and lack those that came later.
+    #[test]
+    fn keys_that_are_new_or_missing_make_no_line_unreadable() {
+        let order = json!({
+            "incarnation": 1, "pid": 2, "started": 3, "swapped": 0, "memory": 4096,
+            "budget": TrackingBudget::default(), "more": [1],
+        });
+        let orders = json!({"vms": {"a": order}, "more": {}});
+        let orders: Orders = serde_json::from_value(orders).unwrap();
+        assert_eq!((orders.vms[&"a".into()].pid, orders.scan_rate), (2, None));
+        let report = json!({"incarnation": 1, "tracking": Value::Null, "why_not": "w", "more": 1});
+        let report = json!({"at": Time(5), "vms": {"a": report}, "more": 1});
+        let report: Report = serde_json::from_value(report).unwrap();
+        assert_eq!((report.at, report.vms[&"a".into()].shim.clone()), (Time(5), None));
+    }
 }

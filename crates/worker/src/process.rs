@@ -196,6 +196,8 @@ impl Members {
         self.dedup.set_task(orders.scan_rate.map_or(Task::Unshare, merge));
         let leaving = orders.vms.values().filter(|order| order.leaves);
         self.dedup.set_leaving(leaving.map(|order| order.pid).collect());
+        let paused = orders.vms.values().filter(|order| order.keeps_shares);
+        self.dedup.set_paused(paused.map(|order| order.pid).collect());
     }
 
     /// Looks for identical pages, until `until` at most; returns how long there is no work then.
@@ -249,6 +251,7 @@ impl Members {
             let dedup = self.dedup.reading(pid);
             VmReport {
                 incarnation: member.order.incarnation,
+                shim: tracked.shim(),
                 tracking: tracked.reading(),
                 why_not_merged: match dedup {
                     Some(_) => self.dedup.why_not(pid),
@@ -283,7 +286,7 @@ mod tests {
         let budget = model::TrackingBudget::default();
         let freed = FreedOrder::default();
         let (started, own, spent, leaves, resident) = (1, None, None, false, None);
-        let attach = None;
+        let (attach, keeps_shares) = (None, false);
         Order {
             incarnation: 1,
             pid,
@@ -297,6 +300,7 @@ mod tests {
             leaves,
             freed,
             resident,
+            keeps_shares,
         }
     }
 

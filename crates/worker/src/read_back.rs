@@ -1,7 +1,11 @@
 //! Reads back the memory of VMs that is paged out, when no worker does it any more.
 
+use std::io;
 use std::time::{Duration, Instant};
 
+use model::Bytes;
+use sys::memory_of::Counters;
+use sys::pool_maps;
 use sys::process::Identity;
 
 use super::pager::{is_swapped, recall_all};
@@ -19,6 +23,26 @@ pub fn read_back(processes: &[Identity]) {
             scope.spawn(|| drop(recall_all(*process, until)));
         }
     });
+}
+
+/// Memory of a VM that is not its own, or not in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Memory that it shares with other VMs, at most.
+    pub shared: Bytes,
+    /// Memory in the host's swap.
+    pub out: Bytes,
+}
+
+/// The memory that [`unshare`](crate::unshare()) and [`read_back`] would give this QEMU process.
+#[must_use]
+pub fn held(process: Identity) -> Held {
+    let shared = pool_maps::mappings(process.pid).and_then(|found| process.still(found));
+    // A process that cannot be inspected has ended.
+    let shared = shared.unwrap_or_default().iter().map(|mapping| Bytes(mapping.range.len)).sum();
+    let counters = Counters::of(process.pid).map_err(io::Error::other);
+    let out = counters.and_then(|found| process.still(found.swapped)).unwrap_or_default();
+    Held { shared, out }
 }
 
 #[cfg(test)]

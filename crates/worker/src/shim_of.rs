@@ -1,4 +1,4 @@
-//! Finds the address of a process's shim.
+//! Finds the address of a process's shim, and tells whether it is of this release.
 //!
 //! **Problem.** An abstract address belongs to the process that binds it first. `/proc/net/unix`
 //! is a text into which any process can write names of any bytes.
@@ -9,6 +9,8 @@
 
 use std::io;
 
+use model::ShimVersion;
+use protocol::VERSION;
 use sys::process::Identity;
 use sys::threads;
 
@@ -24,6 +26,21 @@ pub fn shim_of(process: Identity) -> io::Result<Option<String>> {
     let names = threads::names(process.pid, MOST_THREADS)?;
     let found = names.iter().find_map(|name| protocol::address_of_listener(process.pid, name));
     process.still(found)
+}
+
+/// The versions of a shim, and its difference from this release's.
+pub(super) fn version_of(protocol: u16, release: Option<String>) -> ShimVersion {
+    let own = env!("CARGO_PKG_VERSION");
+    let differs = match &release {
+        Some(release) if release != own => {
+            Some(format!("its shim is of release {release}, and this Overbook is {own}"))
+        }
+        _ if protocol < VERSION => Some(format!(
+            "its shim speaks version {protocol} of the protocol, and this Overbook {VERSION}"
+        )),
+        _ => None,
+    };
+    ShimVersion { protocol, release, differs }
 }
 
 #[cfg(test)]
@@ -42,6 +59,18 @@ mod tests {
             .map(|nonce| sys::seqpacket::Listener::bind(&protocol::address(1, nonce)).unwrap())
             .collect();
         assert_eq!(shim_of(first).unwrap(), None);
+    }
+
+    #[test]
+    fn a_shim_of_another_release_is_told_apart_and_one_that_tells_nothing_by_its_protocol() {
+        let own = env!("CARGO_PKG_VERSION");
+        let differs = |protocol, release: Option<&str>| {
+            version_of(protocol, release.map(str::to_owned)).differs.unwrap_or_default()
+        };
+        assert_eq!(differs(VERSION, Some(own)), "");
+        assert_eq!(differs(VERSION, None), "", "it has not told it yet");
+        assert!(differs(VERSION, Some("0.0.1")).starts_with("its shim is of release 0.0.1, and"));
+        assert!(differs(9, None).starts_with("its shim speaks version 9 of the protocol, and"));
     }
 
     #[test]

@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use model::{Bytes, FreePages, Reading, Tracking};
+use model::{Bytes, FreePages, Reading, ShimVersion, Tracking};
 use pages::curve::MissRatioCurve;
 use pages::working_set;
 use protocol::{Refusal, State as ShimState};
@@ -245,6 +245,12 @@ impl Tracked {
             Phase::Outside(outside) => Some(outside.ram()),
             Phase::Apart { .. } | Phase::Greeting(_) => None,
         }
+    }
+
+    /// The shim's versions; `None`: it has not answered yet, or there is none.
+    #[must_use]
+    pub fn shim(&self) -> Option<ShimVersion> {
+        self.linked().map(Linked::shim)
     }
 
     /// Sets the guest's swap in use. It is added to a working set that fills the guest's memory

@@ -10,6 +10,7 @@ pub(super) fn decode(packet: &[u8]) -> Result<(u32, Answer), WireError> {
         Answer::Welcome { state, .. } => state_in_plain_words(state),
         Answer::Status(status) => state_in_plain_words(&mut status.state),
         Answer::Refused(refusal) => refusal_in_plain_words(refusal),
+        Answer::About { release } => *release = plain(release),
         Answer::Done { .. } | Answer::Merged(_) | Answer::Taken(_) => {}
     }
     Ok((id, answer))
@@ -59,6 +60,11 @@ mod tests {
             let text = refusal.to_string();
             assert!(!text.contains(char::is_control) && text.len() < 500, "{text:?}");
         }
+        let about = Answer::About { release: hostile() };
+        let (_, Answer::About { release }) = decode(&about.encode(1).unwrap()).unwrap() else {
+            panic!("a release")
+        };
+        assert!(model::words::is_plain(&release), "{release:?}");
         let version = protocol::VERSION;
         for state in [State::Suspended { why: hostile() }, State::Unsupported { why: hostile() }] {
             let answer = Answer::Welcome { version, regions: Vec::new(), state };

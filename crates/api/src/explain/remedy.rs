@@ -81,6 +81,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::HostShort { .. } | Reason::HostReserve { .. } => {
             "free memory on the host, or a smaller `host.reserve` if it is more than is needed"
         }
+        Reason::KeptForOverloads { .. } => {
+            "another host in the pool; or, to keep nothing, `certainty_percent = 0` in the controller's [pool]"
+        }
         Reason::CgroupLimit { .. } | Reason::CgroupExceeded { .. } => {
             "a higher limit of QEMU's cgroup (libvirt's `memtune`, systemd's `MemoryMax=`), or a smaller `max`"
         }
@@ -108,7 +111,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
             "start the VM without `mem-lock`, preallocated or huge pages, and VFIO devices; or put it into no group"
         }
         Reason::MovedByOthers { .. } => "let only one program set this balloon; stop the other one",
+        Reason::ManagersBalloon { remedy } => return Some(format!("`{remedy}`")),
         Reason::Paused => "`overbook resume`",
+        Reason::PausedAlone { name } => return Some(format!("`overbook resume {name}`")),
         Reason::Observing => "`balloon = \"enforce\"` in [mode]",
     };
     Some(fixed.to_owned())

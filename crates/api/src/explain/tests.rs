@@ -19,7 +19,7 @@ Guest says   12 MiB available, 8 MiB free, 192 MiB in all (800 ms before this ti
 Host counts  180 MiB occupied by it
 Working set  150 MiB, 20 MiB of it in its swap; knowing it took 0.95 % of one vCPU in the last half minute
 Shared pages 40 MiB, which saves 30 MiB; its group is scanned at 25 pages/ms: the host's CPUs are 40 % busy, so scanning slows no VM
-Freed        60 MiB, of which the host can take 50 MiB; all but 20 MiB is taken: without what VMs have freed the host has 1.9 GiB left, less than 3 GiB: as much is taken, the oldest first
+Freed        60 MiB, of which the host can take 50 MiB; all but 20 MiB is taken: without what VMs have freed the host has 2 GiB left, less than 3 GiB: as much is taken, the oldest first
 Disk         swap: half of its reads take less than 64 us; 0 B of it lie in 2 repositories
 Overload     transient: it was overloaded in 2 of its last 12 intervals; 8 of them would make it sustained
 Now          target raised to 202 MiB: it is short of memory (it swaps 3.1 MiB/s) and the group has 100 MiB to hand out

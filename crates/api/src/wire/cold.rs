@@ -25,6 +25,9 @@ pub struct ColdStatus {
     pub refaults_per_second: f64,
     /// Time of one refault; 0: not measured yet.
     pub refault_us: f64,
+    /// Share of one vCPU's time for which it waits for refaults, at most 1.
+    #[serde(default)]
+    pub wait_ratio: f64,
     /// Paged out; a page may count several times.
     pub paged_out_bytes_total: u64,
     /// Refaulted or read back.
@@ -46,6 +49,7 @@ impl ColdStatus {
             refaulted_bytes_per_second: cold.refaulted_per_s.0,
             refaults_per_second: cold.refaults_per_s,
             refault_us: cold.refault_ns as f64 / 1e3,
+            wait_ratio: policy::waits(cold).min(1.0),
             paged_out_bytes_total: cold.paged_out.0,
             returned_bytes_total: cold.returned.0,
         }

@@ -20,6 +20,12 @@ pub struct HostStatus {
     pub mode: String,
     /// Whether the operator paused Overbook.
     pub paused: bool,
+    /// Groups that the operator paused by name.
+    #[serde(default)]
+    pub paused_groups: Vec<String>,
+    /// VMs that the operator paused by name.
+    #[serde(default)]
+    pub paused_vms: Vec<String>,
     /// Why the newest configuration on disk is not in force.
     pub config_error: Option<String>,
     /// The part of the newest configuration that waits for a restart; the rest of it is in force.
@@ -78,7 +84,8 @@ pub struct HostStatus {
 impl HostStatus {
     /// The host as of the last tick.
     pub fn of(shown: &TickView) -> Self {
-        let Published { view, plan, .. } = shown.published.as_ref();
+        let Published { view, plan, memory, .. } = shown.published.as_ref();
+        let pauses = &memory.pauses;
         let host = view.host.map(|reading| reading.value);
         let ksm = view.ksm.as_ref().map(|reading| &reading.value);
         let pool = shown.published.pool.as_ref();
@@ -89,6 +96,8 @@ impl HostStatus {
             tick_age_ms: shown.tick_age().0,
             mode: plan.mode.to_string(),
             paused: shown.published.paused,
+            paused_groups: pauses.groups.keys().map(ToString::to_string).collect(),
+            paused_vms: pauses.vms.keys().map(ToString::to_string).collect(),
             config_error: shown.published.config_error.clone(),
             waits_for_restart: shown.published.waits_for_restart.clone(),
             history_error: shown.published.history_error.clone(),

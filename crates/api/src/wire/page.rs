@@ -5,10 +5,14 @@ use utoipa::ToSchema;
 
 use super::{GroupStatus, HostStatus, VmStatus};
 use crate::shown::TickView;
+use crate::verdict::HostVerdict;
 
 /// The host, its groups and its VMs, all of the same tick.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct StatusPage {
+    /// The state in one line, and all troubles.
+    #[serde(default)]
+    pub verdict: HostVerdict,
     /// The host and the daemon.
     pub host: HostStatus,
     /// Every group.
@@ -22,6 +26,7 @@ impl StatusPage {
     #[must_use]
     pub fn of(shown: &TickView) -> Self {
         let (groups, vms) = (GroupStatus::all(shown), VmStatus::all(shown));
-        Self { host: HostStatus::of(shown), groups, vms }
+        let host = HostStatus::of(shown);
+        Self { verdict: HostVerdict::judge(&host, &groups, &vms), host, groups, vms }
     }
 }

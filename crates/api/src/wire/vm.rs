@@ -12,8 +12,9 @@ use utoipa::ToSchema;
 
 use super::{
     ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, LastChange, MemoryLimitStatus,
-    OverloadStatus, TrackingStatus, Words, host::is_uncooperative, raw,
+    OverloadStatus, ShimStatus, TrackingStatus, Words, host::is_uncooperative, raw,
 };
+use crate::published::Published;
 use crate::shown::{self, TickView};
 
 /// Readings of a VM and the decision about it.
@@ -21,14 +22,27 @@ use crate::shown::{self, TickView};
 pub struct VmStatus {
     /// Its name.
     pub name: String,
+    /// The name that its owner knows it by, if its manager tells another one (Nova).
+    #[serde(default)]
+    pub title: Option<String>,
+    /// Labels that it has from its manager, such as `pool:web`; the patterns of groups may name
+    /// them.
+    #[serde(default)]
+    pub labels: Vec<String>,
     /// Its group; absent: it is watched, and its memory is left alone.
     pub group: Option<String>,
+    /// Whether the operator paused it, or its group, by name.
+    #[serde(default)]
+    pub paused: bool,
     /// Whether QEMU answers.
     pub link_up: bool,
     /// Why there is no connection to QEMU.
     pub link_error: Option<String>,
     /// `none`, `active` or `unknown`.
     pub migration: String,
+    /// Whether its vCPUs are stopped.
+    #[serde(default)]
+    pub suspended: bool,
     /// RAM that its balloon covers, as it is now: base memory and DIMMs.
     pub ram_bytes: u64,
     /// Memory of other devices (NVDIMM, virtio-mem and the like), which no balloon covers.
@@ -51,6 +65,9 @@ pub struct VmStatus {
     /// absent: not known.
     #[serde(default)]
     pub deflates_on_oom: Option<bool>,
+    /// The shim in its QEMU, if a worker talks to it.
+    #[serde(default)]
+    pub shim: Option<ShimStatus>,
     /// Host view: memory that the guest occupies on the host.
     pub used_bytes: Option<u64>,
     /// Host view: its working set, if it is tracked.
@@ -135,10 +152,15 @@ impl VmStatus {
     pub fn state(&self) -> &'static str {
         if !self.link_up {
             "unreachable"
-        } else if self.uncooperative {
-            "uncooperative"
         } else if self.migration == "active" {
             "migrating"
+        } else if self.suspended {
+            // Its balloon cannot follow.
+            "suspended"
+        } else if self.uncooperative {
+            "uncooperative"
+        } else if self.paused {
+            "paused"
         } else if self.group.is_none() {
             "no group"
         } else {
@@ -175,8 +197,11 @@ impl VmStatus {
     fn build(shown: &TickView, name: &VmName, view: &VmView) -> Self {
         let seen = Self::seen(shown, name, view);
         let decided = shown.published.plan.vms.get(name).map(Self::decided).unwrap_or_default();
+        let Published { memory, spec, .. } = shown.published.as_ref();
+        let group = spec.group_of(name).map(|(group, _)| group);
         Self {
             name: name.to_string(),
+            paused: memory.pauses.hold(name, group).is_some(),
             group: decided.group,
             min_bytes: decided.min_bytes,
             base_bytes: decided.base_bytes,
@@ -203,14 +228,18 @@ impl VmStatus {
             value.as_str().unwrap_or_default().to_owned()
         };
         Self {
+            title: view.manager.as_ref().and_then(|manager| manager.title.clone()),
+            labels: view.manager.as_ref().map(|it| it.labels.clone()).unwrap_or_default(),
             link_up: link_error.is_none(),
             link_error,
             migration: migration_name(view.migration).to_owned(),
+            suspended: view.suspended,
             ram_bytes: view.ram.0,
             devices_bytes: view.devices.0,
             memory_limits: MemoryLimitStatus::of(view),
             balloon_bytes: raw(view.balloon.map(|reading| reading.value)),
             deflates_on_oom: view.deflates_on_oom,
+            shim: view.shim.as_ref().map(ShimStatus::of),
             used_bytes: raw(policy::used(view).map(|reading| reading.value)),
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
             dedup: view.dedup.as_ref().map(|r| DedupStatus::of(shown, r)),
@@ -254,5 +283,36 @@ const fn migration_name(migration: Migration) -> &'static str {
         Migration::None => "none",
         Migration::Active => "active",
         Migration::Unknown => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vms_state_is_the_one_that_matters_most_to_an_operator() {
+        type Change = fn(&mut VmStatus);
+        let state = |changes: &[Change]| {
+            let group = Some("web".to_owned());
+            let mut vm = VmStatus { link_up: true, group, ..VmStatus::default() };
+            changes.iter().for_each(|change| change(&mut vm));
+            vm.state()
+        };
+        assert_eq!(state(&[]), "ok");
+        // Each of them outweighs those before it.
+        let changes: [(Change, &str); 6] = [
+            (|vm| vm.group = None, "no group"),
+            (|vm| vm.paused = true, "paused"),
+            (|vm| vm.uncooperative = true, "uncooperative"),
+            (|vm| vm.suspended = true, "suspended"),
+            (|vm| vm.migration = "active".to_owned(), "migrating"),
+            (|vm| vm.link_up = false, "unreachable"),
+        ];
+        for (count, (change, word)) in changes.iter().enumerate() {
+            assert_eq!(state(&[*change]), *word);
+            let so_far: Vec<_> = changes[..=count].iter().map(|(change, _)| *change).collect();
+            assert_eq!(state(&so_far), *word);
+        }
     }
 }

@@ -7,7 +7,6 @@ use sys::ksm::Knob;
 
 /// The changes of KSM to be undone; KSM belongs to the whole host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KsmRecord {
     /// The original values of the settings that are, or may be, changed, by file name.
     pub before: BTreeMap<String, String>,

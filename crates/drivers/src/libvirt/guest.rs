@@ -1,29 +1,33 @@
 //! One domain's guest: its readings, its balloon, and the undo of changes.
 //!
-//! The rules are those of a QMP session. The original goes on record before the first change. A
-//! request of another incarnation is void, and nothing is changed during a migration. libvirt
-//! itself refuses a change while a job of it is under way.
+//! The rules are those of a QMP session. The original goes on record before the first change. It
+//! is a size at which the balloon rests, by reports that are newer than all earlier changes of
+//! Overbook. A request of another incarnation is void, and nothing is changed during a migration.
+//! libvirt itself refuses a change while a job of it is under way.
 
-use std::path::Path;
+use std::sync::Arc;
 
-use model::libvirt::{DomainChange, FromLibvirt, LibvirtDomain};
+use model::libvirt::{DomainChange, LibvirtDomain};
 use model::view::Mechanism;
-use model::{GuestStats, Migration, Reading};
+use model::{Bytes, GuestStats, Migration, Millis, Reading};
+use policy::tuning::tolerance;
 use sys::clock::{boot_now, wall_now_ms};
+use sys::process::Identity;
 use tokio::time::{Duration, timeout};
 
 use super::super::guest_stats::{self, Dating};
 use super::super::identity;
 use super::super::shared::DriverState;
 use super::super::slot::{BalloonRequest, Restore, Slot};
-use super::super::undo::{self, RestoreError};
+use super::super::undo::{self, RestoreError, Undo, Undone};
 use super::super::vm::OF_THE_BALLOON;
-use super::link::{LibvirtConnection, change};
-use super::{ReportedDomain, in_place, place_of};
+use super::{Domains, ReportedDomain, place_of};
 use crate::journal::UndoRecord;
 
-/// Timeout of the first report on a new connection.
-const FIRST_REPORT: Duration = Duration::from_secs(5);
+/// Timeout of a balloon that is to follow a release.
+const FOLLOWS: Duration = Duration::from_secs(3);
+/// A balloon that keeps its size for this time rests.
+const RESTS: Millis = Millis::secs(1);
 const NO_BALLOON: &str = "libvirt's domain has no virtio memballoon";
 const NO_REPORTING: &str = "the domain's memballoon was started without freePageReporting='on'";
 const MOVED_BY_LIBVIRT: &str = "started by libvirt, which must move it itself";
@@ -41,7 +45,7 @@ pub(crate) enum Unreported {
 pub(crate) struct DomainGuest<'a> {
     shared: &'a DriverState,
     slot: &'a Slot,
-    pid: u32,
+    process: Identity,
     incarnation: u64,
     dating: Dating,
     /// Whether the view shows a report.
@@ -49,8 +53,9 @@ pub(crate) struct DomainGuest<'a> {
 }
 
 impl<'a> DomainGuest<'a> {
-    pub(crate) fn new(shared: &'a DriverState, slot: &'a Slot, pid: u32, incarnation: u64) -> Self {
-        Self { shared, slot, pid, incarnation, dating: Dating::default(), is_shown: false }
+    pub(crate) fn new(shared: &'a DriverState, slot: &'a Slot, process: Identity) -> Self {
+        let (incarnation, dating) = (identity::of_process(process), Dating::default());
+        Self { shared, slot, process, incarnation, dating, is_shown: false }
     }
 
     /// Shows the latest report, if libvirt names this VM.
@@ -58,7 +63,7 @@ impl<'a> DomainGuest<'a> {
     /// # Errors
     /// There was a report.
     pub(crate) async fn look(&mut self) -> Result<(), Unreported> {
-        let Some(reported) = self.shared.domains.of(self.pid) else {
+        let Some(reported) = self.shared.domains.of(self.process) else {
             if std::mem::take(&mut self.is_shown) {
                 return Err(Unreported::Gone);
             }
@@ -85,6 +90,7 @@ impl<'a> DomainGuest<'a> {
             Some(false) => Migration::None,
             None => Migration::Unknown,
         };
+        view.suspended = domain.is_suspended;
         for mechanism in OF_THE_BALLOON {
             view.limits.remove(&mechanism);
         }
@@ -115,7 +121,9 @@ impl<'a> DomainGuest<'a> {
     async fn ensure_polling(&self, domain: &LibvirtDomain) {
         let wanted = self.shared.period.as_secs().max(1);
         let is_enough = (1..=wanted).contains(&domain.stats_period_s);
-        if !domain.has_balloon || is_enough || self.shared.is_hands_off() {
+        // A QEMU that owes libvirt an answer gets no further question.
+        let can_answer = domain.has_balloon && domain.is_busy.is_some();
+        if !can_answer || is_enough || self.shared.is_hands_off(self.slot) {
             return;
         }
         let set = |undo: &mut UndoRecord| undo.stats_interval_s = Some(domain.stats_period_s);
@@ -123,7 +131,7 @@ impl<'a> DomainGuest<'a> {
             return self.slot.failed(why);
         }
         let period = DomainChange::StatsPeriod(wanted);
-        if let Err(why) = change(&self.shared.domains.socket, &domain.uuid, period).await {
+        if let Err(why) = self.shared.domains.change(self.process, domain, period).await {
             self.slot.failed(format!("statistics every {wanted} s: {why}"));
         }
     }
@@ -131,7 +139,7 @@ impl<'a> DomainGuest<'a> {
     /// Sets the balloon as the slot asks.
     pub(crate) async fn grant_wish(&self) {
         let Some(wish) = self.slot.take_wish() else { return };
-        if wish.incarnation != self.incarnation || self.shared.is_hands_off() {
+        if wish.incarnation != self.incarnation || self.shared.is_hands_off(self.slot) {
             return;
         }
         let outcome = self.set_balloon(wish).await;
@@ -144,11 +152,14 @@ impl<'a> DomainGuest<'a> {
     }
 
     async fn set_balloon(&self, wish: BalloonRequest) -> Result<(), String> {
-        let reported = self.shared.domains.of(self.pid).ok_or("libvirt does not name it")?;
-        if let Some(fault) = reported.fault {
-            return Err(fault);
-        }
-        let domain = reported.domain;
+        let domains = &self.shared.domains;
+        let undo = self.shared.records.of_life(self.incarnation).await;
+        let domain = if undo.is_some_and(|undo| undo.balloon.is_some()) {
+            let reported = domains.of(self.process).ok_or("libvirt does not name it")?;
+            reported.fault.map_or(Ok(reported.domain), Err)?
+        } else {
+            self.at_rest().await?
+        };
         let current = domain.current.ok_or(NO_BALLOON)?;
         if domain.is_busy != Some(false) {
             return Err("not while a migration is, or may be, under way".to_owned());
@@ -160,7 +171,20 @@ impl<'a> DomainGuest<'a> {
         // A DIMM that was plugged since then belongs to the guest.
         let target = wish.target.map(|target| target.plus(domain.max).minus(wish.ram));
         let size = target.unwrap_or(domain.max).min(domain.max);
-        change(&self.shared.domains.socket, &domain.uuid, DomainChange::Memory(size)).await
+        domains.change(self.process, &domain, DomainChange::Memory(size)).await
+    }
+
+    /// The domain while its balloon rests. An older report may show a size that Overbook has set
+    /// itself, and a balloon that moves may come from there.
+    async fn at_rest(&self) -> Result<Arc<LibvirtDomain>, String> {
+        let domains = &self.shared.domains;
+        let first = domains.of_after(self.process, boot_now()).await?;
+        let second = domains.of_after(self.process, boot_now().after(RESTS)).await?;
+        let size = |domain: &LibvirtDomain| domain.current.unwrap_or_default().0;
+        if size(&first).abs_diff(size(&second)) > tolerance(second.max).0 {
+            return Err("not changed while another program moves it".to_owned());
+        }
+        Ok(second)
     }
 
     /// Records an original before it is changed. Originals that are on record stay: the journal
@@ -170,45 +194,64 @@ impl<'a> DomainGuest<'a> {
         domain: &LibvirtDomain,
         set: impl FnOnce(&mut UndoRecord),
     ) -> Result<(), String> {
+        let records = &self.shared.records;
         let place = place_of(&self.shared.domains.socket, domain);
-        let name = domain.name.clone();
-        let mut undo = UndoRecord::untouched(name, place, self.incarnation);
+        let fresh = UndoRecord::untouched(domain.name.clone(), place, self.incarnation);
+        let mut undo = records.adopt(fresh).await;
         set(&mut undo);
-        let kept = self.shared.records.keep(undo).await;
+        let kept = records.keep(undo).await;
         kept.map_err(|why| format!("not changed, as the original could not be recorded: {why}"))
     }
 
     /// Restores what is on record of this incarnation.
-    pub(crate) async fn obey(&self, Restore { reply }: Restore) {
+    pub(crate) async fn obey(&self, Restore { undo, reply }: Restore) {
         let outcome = match self.shared.records.of_life(self.incarnation).await {
-            Some(undo) if super::is_place(&undo.socket) => {
-                Some(undo::restore_at(&self.shared.records, &undo).await.1)
+            Some(record) => {
+                let (records, domains) = (&self.shared.records, Some(&self.shared.domains));
+                Some(undo::restore_at(records, &record, undo, domains).await.1)
             }
-            _ => None,
+            None => None,
         };
         // The caller may have stopped waiting.
         drop(reply.send(outcome));
     }
 }
 
-/// Restores the settings in the record of a domain; describes in words what was done.
-pub(crate) async fn restore(undo: &UndoRecord) -> Result<String, RestoreError> {
-    if identity::has_ended(undo.incarnation) {
-        return Ok(undo::GONE.to_owned());
-    }
+/// The restored settings of a domain.
+pub(crate) struct Restored {
+    /// Description.
+    pub(crate) done: Undone,
+    /// Whether the guest has followed; if not, its size is one that Overbook has set.
+    pub(crate) has_followed: bool,
+}
+
+/// Restores the settings in the record of a domain.
+pub(crate) async fn restore(
+    domains: &Domains,
+    record: &UndoRecord,
+    undo: Undo,
+) -> Result<Restored, RestoreError> {
+    let Some(process) = identity::alive(record.incarnation) else {
+        return Ok(Restored { done: Undone::nothing(undo::GONE), has_followed: true });
+    };
     let by_libvirt = RestoreError::Libvirt;
-    let (socket, uuid) = in_place(&undo.socket).ok_or(RestoreError::Unreachable)?;
-    let domain = report(socket, uuid).await.map_err(by_libvirt)?;
-    let mut done = Vec::new();
-    if let Some(seconds) = undo.stats_interval_s {
+    let domain = domains.of_after(process, boot_now()).await.map_err(by_libvirt)?;
+    let Some(is_busy) = domain.is_busy else {
+        return Err(by_libvirt("its QEMU does not answer libvirt".to_owned()));
+    };
+    let (mut done, mut gives) = (Vec::new(), Bytes::ZERO);
+    let mut has_followed = true;
+    if let Some(seconds) = record.stats_interval_s {
         let period = DomainChange::StatsPeriod(seconds);
-        change(socket, uuid, period).await.map_err(by_libvirt)?;
+        if undo == Undo::Now {
+            domains.change(process, &domain, period).await.map_err(by_libvirt)?;
+        }
         let off = if seconds == 0 { " (off)" } else { "" };
         done.push(format!("statistics every {seconds} s{off} again"));
     }
-    if let (Some(recorded), Some(actual)) = (undo.balloon, domain.current) {
-        let original = undo::original(recorded, undo.ram, domain.max);
-        if domain.is_busy != Some(false) {
+    if let (Some(recorded), Some(actual)) = (record.balloon, domain.current) {
+        let original = undo::original(recorded, record.ram, domain.max);
+        if is_busy {
             return Err(RestoreError::Migrating { actual, original });
         }
         let spare = match guest_stats::check(&domain.stats, domain.stats_date_s) {
@@ -216,102 +259,30 @@ pub(crate) async fn restore(undo: &UndoRecord) -> Result<String, RestoreError> {
             Err(_) => None,
         };
         let size = original.max(actual.minus(spare.unwrap_or_default())).min(domain.max);
-        change(socket, uuid, DomainChange::Memory(size)).await.map_err(by_libvirt)?;
+        if undo == Undo::Now {
+            let change = DomainChange::Memory(size);
+            domains.change(process, &domain, change).await.map_err(by_libvirt)?;
+            has_followed = follows(domains, process, size).await;
+        }
         done.push(undo::told(size, original));
+        gives = size.minus(actual);
     }
-    Ok(if done.is_empty() { "nothing had been changed".to_owned() } else { done.join(", ") })
+    Ok(Restored { done: Undone::of(&done, gives), has_followed })
 }
 
-/// A new report about one domain.
-async fn report(socket: &Path, uuid: &str) -> Result<LibvirtDomain, String> {
-    let read = async {
-        let mut connection = LibvirtConnection::open(socket).await?;
-        // The first message may have been made before a change by this process.
-        let mut reports = 0;
+/// Whether the balloon reaches this size soon.
+async fn follows(domains: &Domains, process: Identity, size: Bytes) -> bool {
+    let reached = async {
         loop {
-            match connection.next(FIRST_REPORT).await? {
-                FromLibvirt::Domains { .. } if reports == 0 => reports += 1,
-                FromLibvirt::Domains { domains, .. } => {
-                    let found = domains.into_iter().find(|domain| domain.uuid == uuid);
-                    return Ok(found.ok_or_else(|| "libvirt does not name it".to_owned()));
-                }
-                FromLibvirt::Lost { why } => return Ok(Err(why)),
-                FromLibvirt::Answer { .. } => {}
+            let domain = domains.of_after(process, boot_now()).await.ok()?;
+            let distance = domain.current?.0.abs_diff(size.0);
+            if distance <= tolerance(domain.max).0 {
+                return Some(());
             }
         }
     };
-    let told = |error: std::io::Error| format!("overbook-libvirt: {error}");
-    match timeout(FIRST_REPORT, read).await {
-        Ok(read) => read.map_err(told)?,
-        Err(_) => Err("libvirt does not answer".to_owned()),
-    }
+    matches!(timeout(FOLLOWS, reached).await, Ok(Some(())))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use model::{Bytes, VmName};
-
-    use super::super::super::records::Records;
-    use super::super::tests::domain;
-    use super::*;
-    use crate::journal::Journal;
-
-    fn stage(domain: LibvirtDomain) -> (tempfile::TempDir, DriverState, Arc<Slot>) {
-        let dir = tempfile::tempdir().unwrap();
-        let records = Records::new(Journal::open(dir.path()).unwrap());
-        let socket = dir.path().join(model::libvirt::SOCKET_NAME);
-        let shared = DriverState::new(Duration::from_secs(1), records, socket);
-        shared.domains.note(vec![domain], boot_now());
-        (dir, shared, Arc::new(Slot::new("/proc/7".into()).0))
-    }
-
-    #[tokio::test]
-    async fn a_report_fills_the_view() {
-        let stats = GuestStats { free: Some(Bytes::mib(100)), ..GuestStats::default() };
-        let stats_date_s = wall_now_ms() / 1000;
-        let stats_period_s = 1;
-        let web = LibvirtDomain { stats, stats_date_s, stats_period_s, ..domain("web-1", 7) };
-        let (_dir, shared, slot) = stage(web);
-        let mut guest = DomainGuest::new(&shared, &slot, 7, 1);
-        guest.look().await.unwrap();
-        let view = slot.state().view.clone();
-        assert_eq!(view.balloon.unwrap().value, Bytes::mib(512));
-        assert_eq!(view.stats.unwrap().value, stats);
-        assert_eq!((view.migration, view.immovable.is_some()), (Migration::None, true));
-        assert_eq!(view.limits.keys().collect::<Vec<_>>(), [&Mechanism::FreePageReporting]);
-    }
-
-    #[tokio::test]
-    async fn impossible_statistics_are_refused_and_the_reason_is_shown() {
-        let stats = GuestStats { free: Some(Bytes(u64::MAX)), ..GuestStats::default() };
-        let lies = LibvirtDomain { stats, stats_date_s: wall_now_ms() / 1000, ..domain("a", 7) };
-        let (_dir, shared, slot) = stage(LibvirtDomain { stats_period_s: 1, ..lies });
-        DomainGuest::new(&shared, &slot, 7, 1).look().await.unwrap();
-        let view = slot.state().view.clone();
-        assert_eq!(view.stats, None);
-        assert!(view.limits[&Mechanism::Statistics].contains("not usable"));
-    }
-
-    #[tokio::test]
-    async fn nothing_is_set_in_a_job_of_libvirt_nor_without_a_record() {
-        for (is_busy, why) in [(Some(true), "not while a migration"), (None, "not while")] {
-            let (_dir, shared, slot) = stage(LibvirtDomain { is_busy, ..domain("a", 7) });
-            let guest = DomainGuest::new(&shared, &slot, 7, 1);
-            let target = Some(Bytes::mib(256));
-            let wish = BalloonRequest { incarnation: 1, target, ram: Bytes::mib(512) };
-            let error = guest.set_balloon(wish).await.unwrap_err();
-            assert!(error.starts_with(why), "{error}");
-        }
-        // Nothing answers at the socket, but the original is on record before it is tried.
-        let (_dir, shared, slot) = stage(domain("a", 7));
-        let guest = DomainGuest::new(&shared, &slot, 7, 1);
-        let target = Some(Bytes::mib(256));
-        let wish = BalloonRequest { incarnation: 1, target, ram: Bytes::mib(512) };
-        assert!(guest.set_balloon(wish).await.unwrap_err().starts_with("overbook-libvirt: "));
-        let record = shared.records.of_life(1).await.unwrap();
-        assert_eq!((record.balloon, record.vm), (Some(Bytes::mib(512)), VmName::from("a")));
-        assert!(super::super::is_place(&record.socket));
-    }
-}
+mod tests;

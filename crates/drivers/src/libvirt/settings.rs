@@ -1,15 +1,18 @@
-//! Groups and limits from the domains' metadata, on top of the configuration.
+//! Groups and limits from the records of VMs' managers, on top of the configuration: libvirt's
+//! metadata, and Proxmox's files.
 //!
 //! The configuration decides where both say something: a VM that a group's patterns name is in
 //! that group, and limits of `[vm]` stand. A group has to be in the configuration, because it is
-//! the operator's contract with a tenant. Faulty metadata changes nothing, and the VM shows the
-//! fault.
+//! the operator's contract with a tenant. Metadata names it, or the group has a pattern that
+//! matches one of the VM's labels. A fault changes nothing, and the VM shows it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use model::libvirt::DomainSettings;
-use model::{NamePattern, Spec, VmName, VmView};
+use model::spec::ShareSpec;
+use model::view::ManagerRecord;
+use model::{GroupName, GroupSpec, NamePattern, Spec, VmName, VmView};
 
 use super::super::vm::OF_A_GROUP;
 use super::{AllSettings, Domains};
@@ -18,9 +21,9 @@ use super::{AllSettings, Domains};
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     base: Option<Arc<Spec>>,
-    settings: Arc<AllSettings>,
+    settings: [Arc<AllSettings>; 2],
     spec: Option<Arc<Spec>>,
-    /// Why a domain's metadata is not in force.
+    /// Why a VM's settings are not in force.
     pub(crate) faults: BTreeMap<VmName, String>,
 }
 
@@ -30,16 +33,22 @@ impl Overlay {
         self.spec.clone()
     }
 
-    /// The configuration `base` with the domains' settings.
-    pub(crate) fn over(&mut self, base: &Arc<Spec>, domains: &Domains) -> Arc<Spec> {
-        let settings = domains.settings();
+    /// The configuration `base` with the settings of libvirt's domains and of `others`.
+    pub(crate) fn over(
+        &mut self,
+        base: &Arc<Spec>,
+        domains: &Domains,
+        others: Arc<AllSettings>,
+    ) -> Arc<Spec> {
+        let settings = [domains.settings(), others];
+        let is_same = |(old, new): (&Arc<AllSettings>, _)| Arc::ptr_eq(old, new);
         if let (Some(old), Some(spec)) = (&self.base, &self.spec)
             && Arc::ptr_eq(old, base)
-            && Arc::ptr_eq(&self.settings, &settings)
+            && self.settings.iter().zip(&settings).all(is_same)
         {
             return Arc::clone(spec);
         }
-        let (spec, faults) = merged(base, &settings);
+        let (spec, faults) = merged(base, settings.iter().flat_map(|all| all.iter()));
         let spec = spec.map_or_else(|| Arc::clone(base), Arc::new);
         (self.base, self.settings, self.faults) = (Some(Arc::clone(base)), settings, faults);
         self.spec = Some(Arc::clone(&spec));
@@ -48,8 +57,15 @@ impl Overlay {
 }
 
 impl Overlay {
-    /// Shows the faults of metadata in VMs that are in no group.
+    /// Shows titles and labels, and faults in VMs that are in no group.
     pub(crate) fn tell(&self, vms: &mut BTreeMap<VmName, VmView>) {
+        for (name, settings) in self.settings[0].iter() {
+            let (Some(vm), Ok(settings)) = (vms.get_mut(name), settings) else { continue };
+            let (title, labels) = (settings.title.clone(), settings.labels.clone());
+            if title.is_some() || !labels.is_empty() {
+                vm.manager = Some(ManagerRecord { title, labels, balances: None });
+            }
+        }
         for (name, why) in &self.faults {
             let is_in_group = self.spec.as_ref().is_some_and(|spec| spec.group_of(name).is_some());
             let Some(vm) = vms.get_mut(name).filter(|_| !is_in_group) else { continue };
@@ -58,17 +74,37 @@ impl Overlay {
     }
 }
 
-/// `None`: no domain has settings.
-fn merged(base: &Spec, all: &AllSettings) -> (Option<Spec>, BTreeMap<VmName, String>) {
-    let mut spec = (!all.is_empty()).then(|| base.clone());
+/// `None`: no VM has settings.
+fn merged<'a>(
+    base: &Spec,
+    all: impl Iterator<Item = (&'a VmName, &'a Result<DomainSettings, String>)>,
+) -> (Option<Spec>, BTreeMap<VmName, String>) {
+    let mut spec = None;
     let mut faults = BTreeMap::new();
     for (name, settings) in all {
-        let merge = |spec: &mut Spec| merge(base, spec, name, settings.as_ref()?);
-        if let Some(Err(why)) = spec.as_mut().map(merge) {
+        let spec = spec.get_or_insert_with(|| base.clone());
+        let merged = settings.as_ref().map_err(String::clone);
+        if let Err(why) = merged.and_then(|settings| merge(base, spec, name, settings)) {
             faults.insert(name.clone(), why);
         }
     }
     (spec, faults)
+}
+
+/// The group that a VM's settings name; `None`: they name none.
+fn group_in(base: &Spec, settings: &DomainSettings) -> Result<Option<GroupName>, String> {
+    let has = |group: &GroupSpec, label: &String| group.vms.iter().any(|p| p.matches_label(label));
+    let by_labels = settings.labels.iter().flat_map(|label| {
+        let groups = base.groups.iter().filter(move |(_, group)| has(group, label));
+        groups.map(move |(name, _)| (name.clone(), format!("its label {label} is of group {name}")))
+    });
+    let named = |name: &GroupName| (name.clone(), format!("its metadata names group {name}"));
+    let mut all = settings.group.iter().map(named).chain(by_labels);
+    let Some((group, why)) = all.next() else { return Ok(None) };
+    match all.find(|(other, _)| *other != group) {
+        Some((_, other)) => Err(format!("{why}, and {other}: it is in neither")),
+        None => Ok(Some(group)),
+    }
 }
 
 fn merge(
@@ -78,15 +114,15 @@ fn merge(
     settings: &DomainSettings,
 ) -> Result<(), String> {
     let own = base.group_of(name).map(|(group, _)| group);
-    if let Some(group) = &settings.group {
+    if let Some(group) = &group_in(base, settings)? {
         match own {
             Some(own) if own == group => {}
             Some(own) => {
                 return Err(format!(
-                    "its metadata names group {group}, but the configuration has it in {own}"
+                    "its manager has it in group {group}, but the configuration has it in {own}"
                 ));
             }
-            None if name.as_str().contains(['*', '?']) || name.as_str().starts_with('/') => {
+            None if !is_literal(name) => {
                 return Err("its name cannot be a member of a group".to_owned());
             }
             None => {
@@ -99,7 +135,15 @@ fn merge(
     }
     let vm = spec.vms.entry(name.clone()).or_default();
     vm.limits = vm.limits.or(settings.limits);
+    if vm.share == ShareSpec::default() {
+        vm.share.weight = settings.weight.unwrap_or(vm.share.weight);
+    }
     Ok(())
+}
+
+/// Whether a pattern of this text matches this name and no other.
+fn is_literal(name: &VmName) -> bool {
+    !name.as_str().contains(['*', '?']) && NamePattern::new(name.as_str()).matches(name)
 }
 
 #[cfg(test)]
@@ -111,6 +155,7 @@ mod tests {
     use super::*;
 
     const CONFIGURATION: &str = "[group.web]\nvms = [\"web-*\"]\n[group.db]\nvms = [\"db-*\"]\n\
+        [group.mail]\nvms = [\"pool:mail*\"]\n[group.ci]\nvms = [\"tag:ci\"]\n\
         [vm.web-1]\nbase = \"300 MiB\"\n";
 
     fn spec() -> Arc<Spec> {
@@ -123,9 +168,40 @@ mod tests {
             base: Some(Bytes::mib(200)),
             max: Some(Bytes::mib(400)),
         };
-        let settings = Ok(DomainSettings { group: group.map(Into::into), limits });
-        let (spec, faults) = merged(&spec(), &AllSettings::from([(name.into(), settings)]));
+        let group = group.map(Into::into);
+        with(name, DomainSettings { group, limits, ..DomainSettings::default() })
+    }
+
+    fn with(name: &str, settings: DomainSettings) -> (Spec, BTreeMap<VmName, String>) {
+        let (spec, faults) = merged(&spec(), [(&name.into(), &Ok(settings))].into_iter());
         (spec.unwrap(), faults)
+    }
+
+    fn labelled(labels: &[&str]) -> DomainSettings {
+        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+        DomainSettings { labels, weight: Some(3), ..DomainSettings::default() }
+    }
+
+    #[test]
+    fn a_label_names_the_group_whose_pattern_it_matches() {
+        let (spec, faults) = with("shop", labelled(&["vmid:101", "pool:mail/eu", "tag:x"]));
+        assert!(faults.is_empty(), "{faults:?}");
+        assert_eq!(spec.group_of(&"shop".into()).unwrap().0.as_str(), "mail");
+        assert_eq!(spec.vms[&VmName::from("shop")].share.weight, 3);
+        let (spec, _) = with("shop", labelled(&["tag:x"]));
+        assert!(spec.group_of(&"shop".into()).is_none());
+    }
+
+    #[test]
+    fn labels_of_two_groups_name_neither() {
+        let (spec, faults) = with("shop", labelled(&["pool:mail", "tag:ci"]));
+        assert_eq!(spec, *self::spec());
+        let why = "its label pool:mail is of group mail, and its label tag:ci is of group ci: \
+            it is in neither";
+        assert_eq!(faults[&"shop".into()], why);
+        let (_, faults) = with("web-1", labelled(&["pool:mail"]));
+        let why = "its manager has it in group mail, but the configuration has it in web";
+        assert_eq!(faults[&"web-1".into()], why);
     }
 
     #[test]
@@ -147,7 +223,7 @@ mod tests {
         let (spec, faults) = over("web-1", Some("db"));
         assert_eq!(spec, *self::spec());
         let why = faults.values().next().unwrap();
-        assert_eq!(why, "its metadata names group db, but the configuration has it in web");
+        assert_eq!(why, "its manager has it in group db, but the configuration has it in web");
     }
 
     #[test]
@@ -155,12 +231,13 @@ mod tests {
         for (name, group, why) in [
             ("shop", "shops", "its metadata names group shops, which the configuration has not"),
             ("s*", "web", "its name cannot be a member of a group"),
+            ("pool:mail", "web", "its name cannot be a member of a group"),
         ] {
             let (spec, faults) = over(name, Some(group));
             assert_eq!((&spec, &*faults[&name.into()]), (&*self::spec(), why));
         }
-        let broken = AllSettings::from([("shop".into(), Err("`min`: no size".to_owned()))]);
-        let (spec, faults) = merged(&self::spec(), &broken);
+        let broken = Err("`min`: no size".to_owned());
+        let (spec, faults) = merged(&self::spec(), [(&"shop".into(), &broken)].into_iter());
         assert_eq!(spec.as_ref(), Some(&*self::spec()));
         assert_eq!(faults[&"shop".into()], "`min`: no size");
     }
@@ -168,16 +245,16 @@ mod tests {
     #[test]
     fn the_merged_configuration_is_made_once() {
         let (domains, base) = (Domains::new("/s".into()), spec());
-        let mut overlay = Overlay::default();
-        let first = overlay.over(&base, &domains);
+        let (mut overlay, none) = (Overlay::default(), Arc::default());
+        let first = overlay.over(&base, &domains, Arc::clone(&none));
         assert!(Arc::ptr_eq(&first, &base), "no domain has settings");
         let settings = Some(Ok(DomainSettings { group: Some("web".into()), ..Default::default() }));
         let shop =
             model::libvirt::LibvirtDomain { settings, ..super::super::tests::domain("shop", 7) };
         domains.note(vec![shop.clone()], model::Time(0));
-        let second = overlay.over(&base, &domains);
+        let second = overlay.over(&base, &domains, Arc::clone(&none));
         assert!(second.group_of(&"shop".into()).is_some());
         domains.note(vec![shop], model::Time(1));
-        assert!(Arc::ptr_eq(&second, &overlay.over(&base, &domains)));
+        assert!(Arc::ptr_eq(&second, &overlay.over(&base, &domains, Arc::clone(&none))));
     }
 }

@@ -1,13 +1,15 @@
 //! The records of the host's own VM managers about a process, in files that only root can write.
 //!
 //! * libvirt keeps `/run/libvirt/qemu/NAME.xml` for each running VM, with its PID.
-//! * Proxmox keeps `/run/qemu-server/VMID.pid`, and the name in `/etc/pve/qemu-server/VMID.conf`.
+//! * Proxmox keeps `/run/qemu-server/VMID.pid`. It has the name in a file of its cluster's files,
+//!   which may hang. So another process reads that ([`crate::proxmox`]).
 //!
 //! A file may outlive its process if the manager was killed. So a file older than the process
 //! does not count, unless the process is in the cgroup that the manager makes for that VM. The
 //! cgroup decides because clocks can be set: a file that was written a second ago may look older
 //! than its process.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -18,10 +20,10 @@ use model::VmName;
 use sys::process::Identity;
 
 use super::place::{Makers, is_trusted, makers_in};
+use crate::proxmox;
 
 const LIBVIRT: &str = "/run/libvirt/qemu";
-const PROXMOX: &str = "/run/qemu-server";
-const PROXMOX_CONF: &str = "/etc/pve/qemu-server";
+const PROXMOX: &str = proxmox::RUN;
 
 /// Maximum number of bytes read from a file: the relevant fields are at its beginning.
 const MOST_BYTES: u64 = 16 << 10;
@@ -37,11 +39,10 @@ pub struct Managed {
     pub name: VmName,
 }
 
-/// The VM of this process, if a manager has started it.
+/// The VM of this process, if a manager has started it. `name` tells the name of a VM of Proxmox.
 #[must_use]
-pub fn name_of(process: Identity) -> Option<Managed> {
-    libvirt(Path::new(LIBVIRT), process)
-        .or_else(|| proxmox(Path::new(PROXMOX), Path::new(PROXMOX_CONF), process))
+pub fn name_of(process: Identity, name: impl Fn(u32) -> Option<VmName>) -> Option<Managed> {
+    libvirt(Path::new(LIBVIRT), process).or_else(|| proxmox(Path::new(PROXMOX), process, name))
 }
 
 fn libvirt(dir: &Path, process: Identity) -> Option<Managed> {
@@ -49,16 +50,24 @@ fn libvirt(dir: &Path, process: Identity) -> Option<Managed> {
     Some(Managed { manager: "libvirt", name: VmName::from(file.file_stem()?.to_str()?) })
 }
 
-fn proxmox(dir: &Path, conf: &Path, process: Identity) -> Option<Managed> {
-    let file = find(dir, "pid", process, |text| text.trim().parse().ok(), is_proxmoxs)?;
-    let conf = read(&conf.join(file.with_extension("conf").file_name()?))?;
-    // Snapshots follow, each below its own heading.
-    let current = conf.lines().take_while(|line| !line.starts_with('['));
-    let name = current.filter_map(|line| line.strip_prefix("name:")).next();
-    // QEMU has this name if the VM was given none.
-    let unnamed = || format!("vm{}", file.file_stem().unwrap_or_default().to_string_lossy());
-    let name = name.map_or_else(unnamed, |name| name.trim().to_owned());
-    Some(Managed { manager: "Proxmox", name: VmName::from(name) })
+fn proxmox(dir: &Path, process: Identity, name: impl Fn(u32) -> Option<VmName>) -> Option<Managed> {
+    let file = find(dir, "pid", process, pid_in_file, is_proxmoxs)?;
+    let vmid = file.file_stem()?.to_str()?.parse().ok()?;
+    Some(Managed { manager: "Proxmox", name: name(vmid)? })
+}
+
+/// The process of each VM of Proxmox that runs, by the VM's number. `dir`: its directory of PIDs.
+pub(crate) fn proxmoxs(dir: &Path) -> BTreeMap<u32, Identity> {
+    let of = |path: PathBuf| {
+        let vmid = path.file_stem()?.to_str()?.parse().ok()?;
+        let process = Identity::of(pid_in_file(&read(&path)?)?)?;
+        is_of(&path, process, is_proxmoxs).then_some((vmid, process))
+    };
+    files(dir, "pid").into_iter().filter_map(of).collect()
+}
+
+fn pid_in_file(text: &str) -> Option<u32> {
+    text.trim().parse().ok()
 }
 
 /// Whether a manager has started another process that runs as the same user. If so, the user of a
@@ -100,15 +109,23 @@ fn find(
     pid_in: impl Fn(&str) -> Option<u32>,
     is_in: impl Fn(&str, &str) -> bool,
 ) -> Option<PathBuf> {
-    let began = process.began()?;
-    let cgroups = cgroups_of(process);
     files(dir, extension).into_iter().find(|path| {
-        let written = std::fs::metadata(path).ok().and_then(|meta| meta.modified().ok());
-        let is_later = || written.is_some_and(|written| written + CLOCKS >= began);
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         read(path).is_some_and(|text| pid_in(&text) == Some(process.pid))
-            && (is_later() || cgroups.iter().any(|name| is_in(name, &stem)))
+            && is_of(path, process, &is_in)
     })
+}
+
+/// Whether a file with the PID of this process was written for this process, and not for an
+/// earlier one with the same PID.
+fn is_of(path: &Path, process: Identity, is_in: impl Fn(&str, &str) -> bool) -> bool {
+    let written = std::fs::metadata(path).ok().and_then(|meta| meta.modified().ok());
+    let began = process.began();
+    let is_later = || {
+        let (Some(written), Some(began)) = (written, began) else { return false };
+        written + CLOCKS >= began
+    };
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    is_later() || cgroups_of(process).iter().any(|name| is_in(name, &stem))
 }
 
 /// The paths of the cgroups that a process is in, without the leading slash.
@@ -236,16 +253,23 @@ mod tests {
 
     #[test]
     fn proxmox_names_the_vm_by_its_number() {
-        let (run, conf) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let run = tempfile::tempdir().unwrap();
         std::fs::write(run.path().join("101.pid"), format!("{}\n", own().pid)).unwrap();
-        assert_eq!(proxmox(run.path(), conf.path(), own()), None);
-        let name = || proxmox(run.path(), conf.path(), own()).map(|managed| managed.name);
-        std::fs::write(conf.path().join("101.conf"), "memory: 512\n[before]\nname: db-1\n")
-            .unwrap();
-        assert_eq!(name(), Some("vm101".into()));
-        let text = "memory: 512\nname: web-1\nsockets: 1\n[before]\nname: db-1\n";
-        std::fs::write(conf.path().join("101.conf"), text).unwrap();
+        std::fs::write(run.path().join("x.pid"), format!("{}\n", own().pid + 1)).unwrap();
+        assert_eq!(proxmox(run.path(), own(), |_| None), None, "its file cannot be read");
+        let name = |vmid| (vmid == 101).then(|| VmName::from("web-1"));
         let expected = Managed { manager: "Proxmox", name: "web-1".into() };
-        assert_eq!(proxmox(run.path(), conf.path(), own()), Some(expected));
+        assert_eq!(proxmox(run.path(), own(), name), Some(expected));
+        assert_eq!(proxmoxs(run.path()), [(101, own())].into());
+    }
+
+    #[test]
+    fn a_pid_that_was_given_to_another_process_is_not_the_vms() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join("101.pid");
+        std::fs::write(&path, own().pid.to_string()).unwrap();
+        let before = own().began().unwrap() - Duration::from_secs(60);
+        File::options().write(true).open(&path).unwrap().set_modified(before).unwrap();
+        assert!(proxmoxs(run.path()).is_empty());
     }
 }

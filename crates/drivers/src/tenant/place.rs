@@ -111,6 +111,8 @@ mod tests {
     use std::fs::{Permissions, create_dir, set_permissions};
     use std::os::unix::fs::{PermissionsExt, chown};
 
+    use requires::{Requirement, requires};
+
     use super::*;
 
     struct Dirs(tempfile::TempDir);
@@ -145,10 +147,8 @@ mod tests {
         let dirs = Dirs(tempfile::tempdir().unwrap());
         dirs.make("qmp", 0o755);
         dirs.make("qmp/web", 0o700);
-        if chown(dirs.0.path().join("qmp/web"), Some(65534), None).is_err() {
-            eprintln!("skipped: only root can give a directory away");
-            return;
-        }
+        let given = chown(dirs.0.path().join("qmp/web"), Some(65534), None);
+        let Some(()) = requires(Requirement::Root, given) else { return };
         let web = dirs.0.path().join("qmp/web");
         assert_eq!(makers_in(&web), Makers::Some, "root has made it and given it away");
         dirs.make("qmp", 0o1777);

@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use protocol::layout::{Counter, Layout, Shared};
-use protocol::{Answer, MAX_PACKET, Merged, Region, Request, State, Status, Taken, VERSION};
+use protocol::{Answer, MAX_PACKET, Merged, Region, Request, State, Status, Taken};
 use rustix::fs::SeekFrom;
 use serde_json::{Value, json};
 use sys::memory_map::{PAGE_BYTES, PAGE_LEN};
@@ -149,10 +149,11 @@ impl Shim {
 
     fn answer(&self, request: &Request) -> Answer {
         match request {
-            Request::Hello { .. } => {
-                let regions = self.regions.clone();
-                Answer::Welcome { version: VERSION, regions, state: State::Off }
+            Request::Hello { version } => {
+                let (version, regions) = (*version, self.regions.clone());
+                Answer::Welcome { version, regions, state: State::Off }
             }
+            Request::About => Answer::About { release: "0".to_owned() },
             Request::Status => {
                 let shared = Shared::open(self.layout, self.memory.words(), self.memory.bytes());
                 shared.iter().for_each(|shared| shared.set(Counter::RoundTripNs, 20_000));

@@ -119,17 +119,16 @@ fn in_first_phase(line: Option<&Line>) -> bool {
 }
 
 impl SharingRun {
-    /// Major faults of all guests while the daemon ran, by its readings.
+    /// Major faults of all guests while the daemon ran, by its readings, from the first tick that
+    /// has all of them on; NaN when the last one lacks a guest.
     #[must_use]
     pub fn major_faults(&self) -> f64 {
-        let (Some(first), Some(last)) = (self.ticks.first(), self.ticks.last()) else {
-            return f64::NAN;
-        };
         let of = |tick: &Tick| {
-            let stats = tick.case.view.vms.values().filter_map(|vm| vm.stats?.value.major_faults);
-            stats.sum::<u64>() as f64
+            let vms = tick.case.view.vms.values();
+            sum_of_all(vms.map(|vm| vm.stats?.value.major_faults), self.speeds.len())
         };
-        of(last) - of(first)
+        let (first, last) = (self.ticks.iter().find_map(of), self.ticks.last().and_then(of));
+        first.zip(last).map_or(f64::NAN, |(first, last)| last - first)
     }
 
     /// Misses of all guests while the daemon ran: major faults, and refaults of pages that the
@@ -234,5 +233,23 @@ impl Tick {
     pub fn allocated_mib(&self, vm: &str) -> Option<f64> {
         let balloon = self.case.view.vms.get(&VmName::from(vm))?.balloon?;
         Some(Bytes::as_mib(balloon.value))
+    }
+}
+
+/// The sum of `count` readings; `None` when one of them is missing.
+fn sum_of_all(readings: impl Iterator<Item = Option<u64>>, count: usize) -> Option<f64> {
+    let known: Vec<u64> = readings.flatten().collect();
+    (known.len() == count).then(|| known.iter().sum::<u64>() as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_without_a_reading_is_not_one_without_misses() {
+        let sum = |readings: &[Option<u64>]| sum_of_all(readings.iter().copied(), 2);
+        assert_eq!(sum(&[Some(5), Some(7)]), Some(12.0));
+        assert_eq!((sum(&[Some(5), None]), sum(&[Some(5)])), (None, None));
     }
 }

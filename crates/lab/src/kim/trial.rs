@@ -1,8 +1,9 @@
 //! Mixes under settings, round after round: normalised execution times, and their spread.
 //!
 //! A machine's speed drifts, so the settings of one mix follow each other, and courses are
-//! compared within one round. Few rounds give no meaningful distribution, so the median counts,
-//! and all rounds are shown.
+//! compared within one round. Every second round runs the settings backwards, so that none is
+//! always first. A claim takes [`ROUNDS`] rounds, and holds where the worse end of their interval
+//! does.
 
 use std::time::Duration;
 
@@ -11,11 +12,16 @@ use super::jobs::{self, Job};
 use super::setting::{BASELINE, Setting};
 use crate::figures::{Figure, Figures};
 use crate::lab::LabError;
+use crate::meb::pairs::LEAST_COUNT;
 use crate::recording::median;
 use crate::scenario::Context;
 
 /// The group of all mixes.
 pub const GROUP: &str = "tenant";
+
+/// The rounds of a claim: the fewest whose median has a 95 % interval (five have none).
+pub const ROUNDS: u32 = 6;
+const _: () = assert!(ROUNDS as usize == LEAST_COUNT);
 
 /// Guests that run at the same time.
 #[derive(Debug, Clone)]
@@ -54,18 +60,30 @@ impl Trial {
             let mut of_mixes = Vec::new();
             for mix in mixes {
                 let guests = jobs::group(GROUP, &mix.jobs, context.seed);
-                let mut courses = Vec::new();
-                for setting in &trial.settings {
+                let run = |setting: &Setting| {
                     context.say(&format!("round {round}: {} under {} ...", mix.name, setting.name));
                     let course = course::run(context, &guests, setting, Duration::ZERO, window)?;
                     context.say(&course.in_words());
-                    courses.push(course);
-                }
-                of_mixes.push(courses);
+                    Ok(course)
+                };
+                of_mixes.push(in_turn(round, &trial.settings, run)?);
             }
             trial.rounds.push(of_mixes);
         }
         Ok(trial)
+    }
+
+    /// Courses that were not run: the guests' speeds, by round, mix and setting.
+    #[cfg(test)]
+    pub(crate) fn of_speeds(
+        mixes: Vec<Mix>,
+        settings: Vec<Setting>,
+        rounds: Vec<Vec<Vec<Vec<f64>>>>,
+    ) -> Self {
+        let course = |speeds| SharingRun { speeds, cpu_busy: 1.0, ticks: Vec::new() };
+        let courses = |speeds: Vec<Vec<f64>>| speeds.into_iter().map(course).collect();
+        let round = |mixes: Vec<Vec<Vec<f64>>>| mixes.into_iter().map(courses).collect();
+        Self { mixes, settings, rounds: rounds.into_iter().map(round).collect() }
     }
 
     /// Number of rounds.
@@ -99,7 +117,11 @@ impl Trial {
     ) -> Vec<f64> {
         let jobs = self.mixes.iter().find(|known| known.name == mix).map(|mix| &mix.jobs[..]);
         let of = |(one, other): (&SharingRun, &SharingRun)| {
-            let pairs = one.speeds.iter().zip(&other.speeds).zip(jobs.unwrap_or_default());
+            let jobs = jobs.unwrap_or_default();
+            if [&one.speeds, &other.speeds].iter().any(|speeds| speeds.len() != jobs.len()) {
+                return f64::NAN;
+            }
+            let pairs = one.speeds.iter().zip(&other.speeds).zip(jobs);
             let counted = pairs.filter(|(_, job)| counts(job));
             geometric_mean(counted.map(|((one, other), _)| one / other))
         };
@@ -112,18 +134,15 @@ impl Trial {
             let mut jobs = mix.jobs.clone();
             jobs.dedup();
             for setting in self.settings.iter().filter(|setting| **setting != BASELINE) {
-                let time = |counts: &dyn Fn(&Job) -> bool| {
+                let times = |counts: &dyn Fn(&Job) -> bool| -> Vec<f64> {
                     let gains = self.gains(mix.name, setting.name, BASELINE.name, counts);
-                    middle(gains.into_iter().map(f64::recip).collect())
+                    gains.into_iter().map(f64::recip).collect()
                 };
-                let (all, rounds) = time(&|_| true);
-                let mut parts = Vec::new();
-                for job in &jobs {
-                    parts.push(format!("{} {:.2}", job.name, time(&|other| other == job).0));
-                }
-                let note = format!("{}; rounds {rounds}", parts.join(", "));
-                let name = format!("time_{}_{}", mix.name, setting.name);
-                figures.add(&name, Figure::new(all, "of baseline", note).paper(paper));
+                let part =
+                    |job: &Job| format!("{} {:.2}", job.name, median(times(&|it| it == job)));
+                let note = jobs.iter().map(part).collect::<Vec<_>>().join(", ");
+                let all = Figure::of_rounds(times(&|_| true), "of baseline", note);
+                figures.add(&format!("time_{}_{}", mix.name, setting.name), all.paper(paper));
             }
         }
     }
@@ -136,6 +155,23 @@ impl Trial {
     }
 }
 
+/// Runs all of `arms`, in every second round backwards; returns the results in the order of `arms`.
+///
+/// # Errors
+/// The first error of `run`.
+pub fn in_turn<A, R>(
+    round: u32,
+    arms: &[A],
+    run: impl FnMut(&A) -> Result<R, LabError>,
+) -> Result<Vec<R>, LabError> {
+    if round % 2 == 1 {
+        return arms.iter().map(run).collect();
+    }
+    let mut results = arms.iter().rev().map(run).collect::<Result<Vec<R>, LabError>>()?;
+    results.reverse();
+    Ok(results)
+}
+
 /// The geometric mean of positive numbers; NaN when there are none.
 #[must_use]
 pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> f64 {
@@ -145,25 +181,14 @@ pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> f64 {
     if count > 0.0 { f64::exp(sum / count) } else { f64::NAN }
 }
 
-/// The median of the rounds, and a text that lists them all.
-#[must_use]
-pub fn middle(of_rounds: Vec<f64>) -> (f64, String) {
-    let words: Vec<String> = of_rounds.iter().map(|value| format!("{value:.3}")).collect();
-    (median(of_rounds), words.join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn trial(rounds: Vec<Vec<Vec<f64>>>) -> Trial {
-        let course = |speeds| SharingRun { speeds, cpu_busy: 1.0, ticks: Vec::new() };
-        let round = |settings: Vec<Vec<f64>>| vec![settings.into_iter().map(course).collect()];
-        Trial {
-            mixes: vec![Mix { name: "mix", jobs: vec![jobs::SORT, jobs::CG] }],
-            settings: vec![BASELINE, super::super::setting::ADAPTIVE_CSD],
-            rounds: rounds.into_iter().map(round).collect(),
-        }
+        let mixes = vec![Mix { name: "mix", jobs: vec![jobs::SORT, jobs::CG] }];
+        let settings = vec![BASELINE, super::super::setting::ADAPTIVE_CSD];
+        Trial::of_speeds(mixes, settings, rounds.into_iter().map(|round| vec![round]).collect())
     }
 
     #[test]
@@ -185,9 +210,26 @@ mod tests {
     }
 
     #[test]
+    fn every_second_round_runs_backwards_and_its_results_are_in_order() {
+        for (round, expected) in [(1, ["a", "b", "c"]), (2, ["c", "b", "a"])] {
+            let mut ran = Vec::new();
+            let run = |arm: &&'static str| {
+                ran.push(*arm);
+                Ok(*arm)
+            };
+            let results = in_turn(round, &["a", "b", "c"], run).unwrap();
+            assert_eq!((results, &ran[..]), (vec!["a", "b", "c"], &expected[..]));
+        }
+    }
+
+    #[test]
     fn what_was_not_measured_is_no_number() {
-        let trial = trial(vec![vec![vec![10.0, f64::NAN], vec![40.0, 8.0]]]);
-        assert!(trial.gains("mix", "csd", "baseline", |_| true)[0].is_nan());
+        for lacking in [vec![10.0, f64::NAN], vec![10.0]] {
+            let trial = trial(vec![vec![lacking, vec![40.0, 8.0]]]);
+            assert!(trial.gains("mix", "csd", "baseline", |_| true)[0].is_nan());
+            assert!(trial.gains("mix", "baseline", "csd", |_| true)[0].is_nan());
+        }
+        let trial = trial(vec![vec![vec![10.0, 8.0], vec![40.0, 8.0]]]);
         assert!(trial.gains("mix", "fair", "baseline", |_| true).is_empty());
         assert!(geometric_mean([]).is_nan());
     }

@@ -12,7 +12,7 @@
 use crate::recording::median;
 
 /// The least number of values that have such an interval.
-const LEAST_COUNT: usize = 6;
+pub const LEAST_COUNT: usize = 6;
 
 /// Speeds with and without, as measured in turn.
 #[derive(Debug, Clone, Default)]

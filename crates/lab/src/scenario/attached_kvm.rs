@@ -15,8 +15,9 @@ use model::Bytes;
 use sys::memory_of::{Counters, Overhead};
 use sys::outside::private_pieces;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::accel::Accel;
+use crate::evidence::claim::claims;
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::interrupt;
@@ -30,6 +31,17 @@ use crate::zram::Zram;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-kvm",
     summary: "a guest under KVM is tracked and paged from outside, and no byte is lost",
+    file: file!(),
+    measures: &[measured::PAGES, measured::WORKER, measured::SYS],
+    claims: claims! {
+        "bad_bytes" == 0.0 => "B",
+            "Under KVM with nested paging no byte is lost when half of a guest is paged out and \
+             read back";
+        "huge_bad_bytes" == 0.0 => "B", "A guest in huge pages loses no byte either";
+        "huge_kept" >= 0.9 => "ratio", "A guest in huge pages keeps them";
+        "working_set" >= 0.9 => "ratio", "The working set is right under KVM";
+    },
+    rounds: 1,
     run,
 };
 

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use model::{Bytes, VmName};
 use serde_json::Value;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
+use crate::evidence::claim::claims;
 use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
@@ -27,6 +28,18 @@ use crate::remote_swap::{Disk, RemoteSwap};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cluster-kill",
     summary: "all that moves a guest is killed 100 times while it changes hosts",
+    file: file!(),
+    measures: &[measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    claims: claims! {
+        "bad_bytes" == 0.0 => "B",
+            "A guest that goes to and fro loses no byte while all parts of its pool are killed \
+             (100 kills)";
+        "runs_twice" == 0.0 => "count", "It never runs on two hosts";
+        "lost" == 0.0 => "count", "It is never lost";
+        "intent_s_max" <= 60.0 => "s", "Each move ends";
+        "standstill_s_max" => "s", "It stands still for a moment only";
+    },
+    rounds: 1,
     run,
 };
 
@@ -138,21 +151,24 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 fn figures(context: &Context, seen: &KillCounts) -> Figures {
     let mut figures = context.figures(SCENARIO.name, KILLS);
-    let none = Target::Equals(0.0);
     #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
     let (bad, verified) = (seen.bad_bytes as f64, seen.verified as f64);
     let moves = f64::from(seen.moves);
-    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`").target(none));
-    let twice = Figure::new(f64::from(seen.twice), "count", "samples in which two QEMUs ran it");
-    figures.add("runs_twice", twice.target(none));
-    let lost = f64::from(u8::from(seen.on.is_none() || seen.still >= LOST));
-    figures.add("lost", Figure::new(lost, "count", "guests that run nowhere").target(none));
-    let longest = Figure::new(
-        seen.longest.as_secs_f64(),
-        "s",
-        "from an intent to its end on both hosts, worst",
+    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`"));
+    figures.add(
+        "runs_twice",
+        Figure::new(f64::from(seen.twice), "count", "samples in which two QEMUs ran it"),
     );
-    figures.add("intent_s_max", longest.target(Target::AtMost(60.0)));
+    let lost = f64::from(u8::from(seen.on.is_none() || seen.still >= LOST));
+    figures.add("lost", Figure::new(lost, "count", "guests that run nowhere"));
+    figures.add(
+        "intent_s_max",
+        Figure::new(
+            seen.longest.as_secs_f64(),
+            "s",
+            "from an intent to its end on both hosts, worst",
+        ),
+    );
     let moved = Figure::new(moves, "count", "times the guest was seen on another host");
     figures.add("moves", moved.target(Target::AtLeast(10.0)));
     let still = seen.still.as_secs_f64();

@@ -16,7 +16,8 @@ use model::{Bytes, PagesPerMs};
 use sys::memory_of::{Counters, Overhead};
 use worker::{FreedOrder, Report, VmReport};
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
+use crate::evidence::claim::claims;
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::lab::{Lab, LabError, Machine};
@@ -29,6 +30,13 @@ use crate::zram::Zram;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-soak",
     summary: "30 minutes of paging out and back, merging, workers killed; no byte is lost",
+    file: file!(),
+    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    claims: claims! {
+        "bad_bytes" == 0.0 => "B",
+            "Paging out and reading back lose no byte while workers are killed (30 min)";
+    },
+    rounds: 1,
     run,
 };
 

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use model::Bytes;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
+use crate::evidence::claim::claims;
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::lab::{Lab, LabError};
@@ -21,6 +22,18 @@ use crate::soak::Soak;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-soak",
     summary: "half an hour of merging, breaking, unsharing, tracking and ballooning; no byte is lost, nothing is left",
+    file: file!(),
+    measures: &[measured::PAGES, measured::WORKER, measured::SHIM],
+    claims: claims! {
+        "bad_bytes" == 0.0 => "B",
+            "Merging, breaking, unsharing, tracking and ballooning lose no byte, workers killed \
+             at random (30 min)";
+        "left_shared_pages" == 0.0 => "pages", "No page is shared once all is unshared";
+        "left_in_pools" == 0.0 => "B", "No byte is left in the pools then";
+        "left_mappings" == 0.0 => "count", "No mapping of a pool is left then";
+        "left_pieces" <= 256.0 => "count", "Writes leave few pieces of mappings in four VMs";
+    },
+    rounds: 1,
     run,
 };
 
@@ -68,8 +81,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     soak.end(&mut figures)?;
     let note = "wrong bytes in memory and disks of the guests";
-    let bad_bytes = Figure::new(fleet::bad_bytes(&lab)? as f64, "B", note);
-    figures.add("bad_bytes", bad_bytes.target(Target::Equals(0.0)));
+    figures.add("bad_bytes", Figure::new(fleet::bad_bytes(&lab)? as f64, "B", note));
     let stall = Figure::new(longest_gap_ms, "ms", "longest that a guest's work stood still");
     figures.add("stall_ms_max", stall.target(Target::AtMost(HANG_MS)));
     lab.stop()?;

@@ -10,32 +10,76 @@
 //! Guests' kernels report blocks from a configurable size on (`page_reporting_order`): smaller
 //! free blocks stay unknown to the host. And they keep free pages on per-CPU lists first, up to
 //! the zone's low watermark (some 44 MiB in a guest with transparent huge pages), and do not
-//! report these. So each size is measured again where the guest keeps these lists short
-//! (`vm.percpu_pagelist_high_fraction`).
+//! report these. The claims are those of guests as they come. All is measured again where the
+//! guest keeps these lists short (`vm.percpu_pagelist_high_fraction`): `short_lists`.
 
 use std::time::{Duration, Instant};
 
 use model::{Bytes, FreePages};
 
 use super::dedup_vs_ksm::anonymous_mib;
-use super::{Context, Scenario};
-use crate::figures::{Figure, Figures, Target};
+use super::{Context, Scenario, measured};
+use crate::evidence::claim::claims;
+use crate::figures::{Figure, Figures};
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::{MachineSpec, USUAL_ORDER};
-use crate::meb::pairs::Median;
+use crate::recording::median;
 use crate::threads;
 use crate::worker_process::WorkerProcess;
 
 pub(super) const TABLE_9: Scenario = Scenario {
     name: "imr-table9",
     summary: "taking back what a guest has freed, random and duplicated data: how much, at what cost",
+    file: file!(),
+    measures: &[measured::SHIM, measured::WORKER],
+    claims: claims! {
+        "take_us_per_page" <= 0.56 => "us",
+            "To take a page that a guest has freed costs a fraction of a microsecond", "0.56";
+        "take_us_per_page_duplicated" <= 0.56 => "us",
+            "It costs the same where all pages are alike", "0.56";
+        "reclaimed" >= 0.92 => "ratio",
+            "Most of the memory that a guest as it comes frees comes back", "0.92";
+        "reclaimed_duplicated" >= 0.89 => "ratio",
+            "As much comes back where all pages are alike", "0.89";
+        "take_us_per_page_short_lists" <= 0.56 => "us",
+            "It costs the same where the guest's lists of free pages are kept short", "0.56";
+        "take_us_per_page_duplicated_short_lists" <= 0.56 => "us",
+            "It costs the same where all pages are alike, too", "0.56";
+        "reclaimed_short_lists" >= 0.92 => "ratio",
+            "Most of the memory comes back where these lists are kept short", "0.92";
+        "reclaimed_duplicated_short_lists" >= 0.89 => "ratio",
+            "As much comes back where all pages are alike, too", "0.89";
+    },
+    rounds: 1,
     run: table_9,
 };
 
 pub(super) const TABLE_10: Scenario = Scenario {
     name: "imr-table10",
     summary: "how much of what a guest has freed comes back, by the size of what it reports",
+    file: file!(),
+    measures: &[measured::SHIM, measured::WORKER],
+    claims: claims! {
+        "reclaimed_4m" >= 0.923 => "ratio",
+            "A guest as it comes gives most of it back in blocks of 4 MB", "0.923";
+        "reclaimed_2m" >= 0.965 => "ratio", "It gives more in blocks of 2 MB", "0.965";
+        "reclaimed_1m" >= 0.983 => "ratio", "It gives more in blocks of 1 MB", "0.983";
+        "reclaimed_512k" >= 0.991 => "ratio", "It gives more in blocks of 512 kB", "0.991";
+        "reclaimed_4m_short_lists" >= 0.923 => "ratio",
+            "Where its lists of free pages are kept short, most comes back in blocks of 4 MB",
+            "0.923";
+        "reclaimed_2m_short_lists" >= 0.965 => "ratio",
+            "More comes back there in blocks of 2 MB", "0.965";
+        "reclaimed_1m_short_lists" >= 0.983 => "ratio",
+            "More comes back there in blocks of 1 MB", "0.983";
+        "reclaimed_512k_short_lists" >= 0.991 => "ratio",
+            "More comes back there in blocks of 512 kB", "0.991";
+        "reclaimed_scattered_2m" => "ratio",
+            "A guest that frees every second page gives nearly nothing in blocks of 2 MB";
+        "reclaimed_scattered_4k" => "ratio", "It gives more where it reports single pages";
+    },
+    rounds: 1,
     run: table_10,
 };
 
@@ -56,59 +100,76 @@ const TAKE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(120);
 /// Options for a guest with almost empty per-CPU lists.
 const SHORT_LISTS: &str = "sysctl.vm.percpu_pagelist_high_fraction=1000";
-const SAME: &str = "sysctl.vm.percpu_pagelist_high_fraction=1000 --same";
+const SAME: &str = "--same";
 /// Blocks of this order and above are large.
 const LARGE_ORDER: u32 = 7;
 
-/// Medians of one setting.
-struct Regained {
-    /// Share of the guest's freed memory.
-    reclaimed: Median,
+/// One round.
+#[derive(Clone, Copy)]
+struct RegainRound {
+    /// Share of the guest's freed memory. More than all of it is told as it is.
+    reclaimed: f64,
     /// Memory handed over, as a share of the guest's freed memory.
     handed_over: f64,
     /// CPU time for each page of 4 KiB taken, in microseconds: of the shim's threads, and of the
     /// worker.
-    us_per_page: Median,
-    worker_us_per_page: Median,
-}
-
-/// One round.
-struct RegainRound {
-    reclaimed: f64,
-    handed_over: f64,
     us_per_page: f64,
     worker_us_per_page: f64,
 }
 
+/// Memory as it was measured in a round.
+struct RegainReadings {
+    full_mib: f64,
+    left_mib: f64,
+    handed_over_pages: f64,
+    taken_pages: f64,
+    shim_s: f64,
+    worker_s: f64,
+}
+
+impl RegainRound {
+    /// `pages`: those that the guest freed.
+    fn of(measured: &RegainReadings, pages: f64) -> Self {
+        let RegainReadings { full_mib, left_mib, handed_over_pages, taken_pages, shim_s, worker_s } =
+            measured;
+        Self {
+            reclaimed: (full_mib - left_mib) / (pages / 256.0),
+            handed_over: handed_over_pages / pages,
+            us_per_page: shim_s * 1e6 / taken_pages,
+            worker_us_per_page: worker_s * 1e6 / taken_pages,
+        }
+    }
+}
+
 fn table_9(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(TABLE_9.name, 1);
-    for (name, options, paper) in [("", SHORT_LISTS, 0.92), ("_duplicated", SAME, 0.89)] {
-        let regained = regain(context, USUAL_ORDER, options)?;
-        let figure = share(&regained).target(Target::AtLeast(paper));
-        figures.add(&format!("reclaimed{name}"), figure);
-        let Median { low, high, .. } = regained.us_per_page;
-        let note = format!(
-            "the shim's CPU time, {low:.3} to {high:.3}; the worker's beside it {:.3} (paper: 0.56 us, 0.54 of it to write zeros)",
-            regained.worker_us_per_page.value
-        );
-        let figure = Figure::new(regained.us_per_page.value, "us", note);
-        figures.add(&format!("take_us_per_page{name}"), figure.target(Target::AtMost(0.56)));
+    for (lists, of_kernel) in [("", ""), ("_short_lists", SHORT_LISTS)] {
+        for (name, of_work) in [("", ""), ("_duplicated", SAME)] {
+            let rounds = regain(context, USUAL_ORDER, &format!("{of_kernel} {of_work}"))?;
+            add_take(&mut figures, &format!("{name}{lists}"), &rounds);
+        }
     }
     Ok(figures)
 }
 
+fn add_take(figures: &mut Figures, name: &str, rounds: &[RegainRound]) {
+    figures.add(&format!("reclaimed{name}"), share(rounds));
+    let note = format!(
+        "the shim's CPU time; the worker's beside it {:.3} (paper: 0.56 us, 0.54 of it to write \
+         zeros)",
+        median(rounds.iter().map(|round| round.worker_us_per_page))
+    );
+    let each = rounds.iter().map(|round| round.us_per_page).collect();
+    figures.add(&format!("take_us_per_page{name}"), Figure::of_rounds(each, "us", note));
+}
+
 fn table_10(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(TABLE_10.name, 1);
-    let sizes = [("4m", 10, "0.923"), ("2m", 9, "0.965"), ("1m", 8, "0.983"), ("512k", 7, "0.991")];
-    for (name, order, paper) in sizes {
-        let figure = share(&regain(context, order, "")?).paper(paper);
-        figures.add(&format!("reclaimed_{name}"), figure);
-    }
-    for (name, order, paper) in sizes {
-        let figure = share(&regain(context, order, SHORT_LISTS)?).paper(paper);
-        let least = paper.parse().unwrap_or(f64::NAN);
-        figures
-            .add(&format!("reclaimed_{name}_short_lists"), figure.target(Target::AtLeast(least)));
+    for (lists, of_kernel) in [("", ""), ("_short_lists", SHORT_LISTS)] {
+        for (name, order) in [("4m", 10), ("2m", 9), ("1m", 8), ("512k", 7)] {
+            let figure = share(&regain(context, order, of_kernel)?);
+            figures.add(&format!("reclaimed_{name}{lists}"), figure);
+        }
     }
     for (name, order) in [("2m", USUAL_ORDER), ("4k", 0)] {
         let figure = share(&regain(context, order, "--scatter")?);
@@ -117,17 +178,14 @@ fn table_10(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn share(regained: &Regained) -> Figure {
-    let Median { low, high, .. } = regained.reclaimed;
-    let note = format!(
-        "of what the guest freed, {low:.3} to {high:.3}; handed over {:.3}",
-        regained.handed_over
-    );
-    Figure::new(regained.reclaimed.value, "ratio", note)
+fn share(rounds: &[RegainRound]) -> Figure {
+    let handed_over = median(rounds.iter().map(|round| round.handed_over));
+    let note = format!("of what the guest freed; handed over {handed_over:.3}");
+    Figure::of_rounds(rounds.iter().map(|round| round.reclaimed).collect(), "ratio", note)
 }
 
 /// `options`: the guest kernel's, which have a `=`, and its workload's.
-fn regain(context: &Context, order: u32, options: &str) -> Result<Regained, LabError> {
+fn regain(context: &Context, order: u32, options: &str) -> Result<Vec<RegainRound>, LabError> {
     context.say(&format!("blocks of 2^{order} pages {options} ..."));
     let rest = if order >= LARGE_ORDER { REST_LARGE_S } else { REST_SMALL_S };
     let (of_kernel, of_work): (Vec<&str>, Vec<&str>) =
@@ -158,13 +216,7 @@ fn regain(context: &Context, order: u32, options: &str) -> Result<Regained, LabE
     }
     worker.end()?;
     lab.stop()?;
-    let median = |of: fn(&RegainRound) -> f64| Median::of(rounds.iter().map(of).collect());
-    Ok(Regained {
-        reclaimed: median(|round| round.reclaimed),
-        handed_over: median(|round| round.handed_over).value,
-        us_per_page: median(|round| round.us_per_page),
-        worker_us_per_page: median(|round| round.worker_us_per_page),
-    })
+    Ok(rounds)
 }
 
 /// The guest fills its memory and frees it, and all memory that it reports is taken.
@@ -191,14 +243,15 @@ fn round(
     let worker_s = threads::cpu_s(&[worker.identity().pid], "") - worker_before;
     let after = worker.freed();
     let grown = |of: fn(&FreePages) -> Bytes| of(&after).minus(of(&before)).0 as f64 / 4096.0;
-    let taken_pages = grown(|free| free.taken);
-    let freed_mib = pages / 256.0;
-    Ok(RegainRound {
-        reclaimed: ((full_mib - anonymous_mib(&pids)?) / freed_mib).min(1.0),
-        handed_over: grown(|free| free.handed_over) / pages,
-        us_per_page: shim_s * 1e6 / taken_pages,
-        worker_us_per_page: worker_s * 1e6 / taken_pages,
-    })
+    let measured = RegainReadings {
+        full_mib,
+        left_mib: anonymous_mib(&pids)?,
+        handed_over_pages: grown(|free| free.handed_over),
+        taken_pages: grown(|free| free.taken),
+        shim_s,
+        worker_s,
+    };
+    Ok(RegainRound::of(&measured, pages))
 }
 
 /// Waits until the guest has begun to report and reports nothing more, but no longer than `most`.
@@ -217,4 +270,57 @@ fn until_reported(
         interrupt::sleep(Duration::from_millis(200))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of 100 MiB that were freed, 95 came back, at 0.2 us a page.
+    const GOOD: RegainReadings = RegainReadings {
+        full_mib: 300.0,
+        left_mib: 205.0,
+        handed_over_pages: 25_000.0,
+        taken_pages: 24_000.0,
+        shim_s: 0.0048,
+        worker_s: 0.0024,
+    };
+    const PAGES: f64 = 25_600.0;
+
+    fn figures(measured: &[RegainReadings]) -> Figures {
+        let rounds: Vec<RegainRound> =
+            measured.iter().map(|measured| RegainRound::of(measured, PAGES)).collect();
+        let mut figures = Figures::new(TABLE_9.name, "m".into(), 1, 1);
+        add_take(&mut figures, "", &rounds);
+        figures
+    }
+
+    fn met(measured: RegainReadings, name: &str) -> bool {
+        figures(&[measured]).get(name).unwrap().met()
+    }
+
+    #[test]
+    fn a_share_is_of_what_was_freed_and_a_cost_of_what_was_taken() {
+        let figures = figures(&[GOOD]);
+        assert!((figures.get("reclaimed").unwrap().value - 0.95).abs() < 1e-9);
+        assert!((figures.get("take_us_per_page").unwrap().value - 0.2).abs() < 1e-9);
+        assert!(met(GOOD, "reclaimed") && met(GOOD, "take_us_per_page"));
+    }
+
+    #[test]
+    fn more_than_all_is_not_made_all() {
+        let more = RegainReadings { left_mib: 180.0, ..GOOD };
+        assert!((figures(&[more]).get("reclaimed").unwrap().value - 1.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn swapped_readings_a_take_of_nothing_and_a_guest_that_is_gone_miss() {
+        let (full_mib, left_mib) = (GOOD.left_mib, GOOD.full_mib);
+        assert!(!met(RegainReadings { full_mib, left_mib, ..GOOD }, "reclaimed"));
+        assert!(!met(RegainReadings { left_mib: f64::NAN, ..GOOD }, "reclaimed"));
+        assert!(!met(RegainReadings { taken_pages: 0.0, ..GOOD }, "take_us_per_page"));
+        let one_unread = [GOOD, RegainReadings { full_mib: f64::NAN, ..GOOD }, GOOD];
+        assert!(!figures(&one_unread).get("reclaimed").unwrap().met());
+        assert!(!figures(&[]).get("reclaimed").unwrap().met());
+    }
 }

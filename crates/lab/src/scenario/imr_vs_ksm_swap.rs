@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 use model::Bytes;
 use sys::memory_of::Counters;
 
-use super::{Context, Scenario};
-use crate::figures::{Figure, Figures, Target};
+use super::{Context, Scenario, measured};
+use crate::evidence::claim::claims;
+use crate::figures::{Figure, Figures};
 use crate::interrupt;
 use crate::ksm::{self, Ksm};
 use crate::lab::{Lab, LabError};
@@ -39,6 +40,15 @@ use crate::worker_process::WorkerProcess;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-vs-ksm-swap",
     summary: "regaining a guest's memory by host swap, by kernel KSM, and by taking what it has freed",
+    file: file!(),
+    measures: &[measured::SHIM],
+    claims: claims! {
+        "swap_to_ours" >= 3.0 => "ratio",
+            "Memory is regained by a take for less CPU time than by swap", "3,571 to 10,714";
+        "ksm_to_ours" >= 3.0 => "ratio",
+            "Memory is regained by a take for less CPU time than by KSM without a pause", "15,357";
+    },
+    rounds: 1,
     run,
 };
 
@@ -98,14 +108,13 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let ratio = |costs: &Costs, of: fn(&Costs) -> &Vec<f64>| median(of(costs)) / median(of(&ours));
     for (name, costs) in [("swap_to_ours", &swap), ("ksm_to_ours", &ksm)] {
         let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |c| &c.wall));
-        let figure = Figure::new(ratio(costs, |c| &c.cpu), "ratio", note);
-        figures.add(name, figure.target(Target::AtLeast(3.0)));
+        figures.add(name, Figure::new(ratio(costs, |c| &c.cpu), "ratio", note));
     }
     let there_and_back = |costs: &Costs| median(&costs.wall) + median(&costs.reuse);
     for (name, costs) in [("swap_to_ours_in_all", &swap), ("ksm_to_ours_in_all", &ksm)] {
         let note = "wall time to regain a page, and what the guest waits for it afterwards";
-        let figure = Figure::new(there_and_back(costs) / there_and_back(&ours), "ratio", note);
-        figures.add(name, figure);
+        figures
+            .add(name, Figure::new(there_and_back(costs) / there_and_back(&ours), "ratio", note));
     }
     Ok(figures)
 }

@@ -8,9 +8,10 @@
 
 use std::time::Duration;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::chart::{Chart, Line};
-use crate::figures::{Figure, Figures, Target};
+use crate::evidence::claim::claims;
+use crate::figures::{Figure, Figures};
 use crate::fleet::BASE;
 use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, MASTER, SORT};
@@ -23,12 +24,28 @@ use crate::meb::page::Page;
 pub(super) const SETS: Scenario = Scenario {
     name: "kim-fig9",
     summary: "memory of a sorting job and of guests short of CPU time, under three reprovisioning policies",
+    file: file!(),
+    measures: measured::MANAGED_KIM,
+    claims: claims! {
+        "demand_more_than_fair" >= 0.0 => "MiB",
+            "The sorting job gets at least as much under `demand` as under `fair`";
+        "demand_more_than_entitlement" >= 0.0 => "MiB",
+            "The sorting job gets at least as much under `demand` as under `entitlement`";
+    },
+    rounds: 1,
     run: run_sets,
 };
 
 pub(super) const WITHIN: Scenario = Scenario {
     name: "kim-fig10",
     summary: "memory of each guest of a sorting job whose master needs little",
+    file: file!(),
+    measures: measured::MANAGED_KIM,
+    claims: claims! {
+        "master_more_than_slaves" < 0.0 => "MiB",
+            "The master of a job gets less than those that sort", "less";
+    },
+    rounds: 1,
     run: run_within,
 };
 
@@ -76,7 +93,7 @@ fn run_sets(context: &Context) -> Result<Figures, LabError> {
         let more = granted(&figures, "granted_job_demand")
             - granted(&figures, &format!("granted_job_{other}"));
         let note = format!("what the job is granted under demand, less that under {other}");
-        let figure = Figure::new(more, "MiB", note).target(Target::AtLeast(0.0));
+        let figure = Figure::new(more, "MiB", note);
         figures.add(&format!("demand_more_than_{other}"), figure.paper("all of it goes to SORT"));
     }
     let mut page = Page::default();
@@ -109,8 +126,7 @@ fn run_within(context: &Context) -> Result<Figures, LabError> {
         lines.push(line(name, &course, guest));
     }
     let note = "what the master is granted, less what the slave is that is granted least";
-    let figure = Figure::new(master - least, "MiB", note).target(Target::Below(0.0));
-    figures.add("master_more_than_slaves", figure.paper("the master is granted nothing"));
+    figures.add("master_more_than_slaves", Figure::new(master - least, "MiB", note));
     let mut page = Page::default();
     page.add("Each guest of the sorting job", chart(lines));
     page.write(&context.dir, &mut figures)?;

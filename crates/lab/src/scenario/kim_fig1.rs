@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use model::Bytes;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures};
 use crate::interrupt;
@@ -32,6 +32,10 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig1",
     summary: "what looking for identical pages takes from a CPU-bound guest, by scan rate: ours and kernel KSM's",
+    file: file!(),
+    measures: &[measured::PAGES, measured::SHIM, measured::KIM],
+    claims: &[],
+    rounds: 1,
     run,
 };
 

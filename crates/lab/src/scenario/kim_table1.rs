@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use model::{Bytes, Dedup as Reading};
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::figures::{Figure, Figures};
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
@@ -27,6 +27,10 @@ use crate::merger::Merger;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-table1",
     summary: "what can be shared system-wide, within groups and within VMs, for idle, pi and graph guests",
+    file: file!(),
+    measures: &[measured::PAGES, measured::SHIM, measured::KIM],
+    claims: &[],
+    rounds: 1,
     run,
 };
 
@@ -193,9 +197,7 @@ fn add(figures: &mut Figures, mix: &Mix, row: &SharingRow) {
             percent(paper, &mix.paper.system, with_zeros)
         );
         let lost = 1.0 - shared.saved / row.system.saved;
-        figures.add(
-            &format!("reduction_{}_{name}", mix.name),
-            Figure::new(lost, "ratio", note).paper(paper),
-        );
+        let figure = Figure::new(lost, "ratio", note).paper(paper);
+        figures.add(&format!("reduction_{}_{name}", mix.name), figure);
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::LabError;
 use crate::virtual_host::{HostError, NEWEST, VirtualHost};
@@ -19,6 +19,10 @@ use crate::virtual_host::{HostError, NEWEST, VirtualHost};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kvm-host",
     summary: "guests under KVM on Linux 6.1, 6.12 and the newest (emulated) keep every byte",
+    file: file!(),
+    measures: &[measured::SHIM, measured::SYS, measured::WORKER],
+    claims: &[],
+    rounds: 1,
     run,
 };
 
@@ -103,8 +107,7 @@ fn add_checks(figures: &mut Figures, kernel: &str) -> Result<(), LabError> {
     let name = |what: &str| format!("{kernel}_{what}");
     figures.add(&name("has"), Figure::new(has.len() as f64, "count", has.join(", ")));
     let lacking = if has.is_empty() { f64::NAN } else { lacks.len() as f64 };
-    let figure = Figure::new(lacking, "count", note).target(Target::Equals(0.0));
-    figures.add(&name("lacks"), figure);
+    figures.add(&name("lacks"), Figure::new(lacking, "count", note).target(Target::Equals(0.0)));
     Ok(())
 }
 

@@ -11,12 +11,13 @@
 //! both figures come out. Where this host's timers make it slower than that, the stated figures
 //! count. Its writes are not measured.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::Bytes;
 use pageserver::nbd::request::Command;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
+use crate::evidence::claim::claims;
 use crate::figures::{Figure, Figures, Target};
 use crate::hosts::Hosts;
 use crate::interrupt;
@@ -29,6 +30,17 @@ use crate::remote_swap::{Disk, RemoteSwap, near_share};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-table1",
     summary: "memory of another host, 1 Gbit/s away, beside a disk: throughput and latency",
+    file: file!(),
+    measures: &[measured::DISKS],
+    claims: claims! {
+        "read_throughput" >= 2.0 => "ratio",
+            "Memory of another host, 1 Gbit/s away by TLS, is read faster than the paper's disk",
+            "2.16";
+        "read_latency" <= 0.25 => "ratio",
+            "A page of it comes sooner than from the paper's disk", "0.26";
+        "network_write" => "MB/s", "It is written as fast as the cable allows", "43.3";
+    },
+    rounds: 1,
     run,
 };
 
@@ -38,7 +50,6 @@ const ROUNDS: u32 = 3;
 /// As a kernel reads ahead: bytes of each request, and requests in flight.
 const STREAM: (u32, u32) = (128 << 10, 2);
 const TIME: Duration = Duration::from_secs(3);
-const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// The paper's disk: a page at a random place, in us, and a sequential read, in MB/s.
 const DISK_US: f64 = 451.0;
 const DISK_MB_S: f64 = 54.56;
@@ -62,14 +73,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let disk = Disk { size: SIZE, read_delay_us: 0, lent: SIZE, cache: false };
     let dir = context.dir.with_extension("swap");
     let swap = RemoteSwap::start_apart(Hosts::start(LINK_MBIT)?, &dir, "none", disk)?;
-    let connected = || swap.status()?.repositories.map(|found| found.connected > 0);
-    let end = Instant::now() + CONNECT_LIMIT;
-    while connected() != Some(true) {
-        if Instant::now() > end {
-            return Err(std::io::Error::other("the repository is not connected").into());
-        }
-        interrupt::sleep(Duration::from_millis(50))?;
-    }
+    swap.wait_until_connected()?;
     let (socket, export) = swap.export();
     let mut network = Load::connect(&Address::Unix(socket), export)?;
     network.fill()?;
@@ -115,10 +119,10 @@ fn figures(context: &Context, rounds: &[LengthRound], near: f64) -> Figures {
         };
     let reads = of(|round| round.read_mb_s / round.disk_mb_s.max(DISK_MB_S));
     let note = "network memory to the stated disk, read from end to end";
-    add("read_throughput", reads, "ratio", note, (Some(Target::AtLeast(2.0)), "2.16"));
+    add("read_throughput", reads, "ratio", note, (None, ""));
     let latency = of(|round| round.read_us / round.disk_us.min(DISK_US));
     let note = "the same, a page at a random place: how long it takes";
-    add("read_latency", latency, "ratio", note, (Some(Target::AtMost(0.25)), "0.26"));
+    add("read_latency", latency, "ratio", note, (None, ""));
     let note = "from end to end, 128 KiB, two under way";
     add("network_read", of(|round| round.read_mb_s), "MB/s", note, (None, "118"));
     add("network_write", of(|round| round.write_mb_s), "MB/s", note, (None, "43.3"));
@@ -129,8 +133,7 @@ fn figures(context: &Context, rounds: &[LengthRound], near: f64) -> Figures {
     add("disk_read_us", of(|round| round.disk_us), "us", note, (None, "451"));
     let note = "of the reads: answered by the repository";
     add("near", near, "ratio", note, (Some(Target::AtLeast(0.99)), ""));
-    let note =
-        "a read by loopback TCP to a round trip of as many bytes through a thread that blocks";
+    let note = "a read by loopback TCP to a round trip of as many bytes through an epoll loop";
     let tcp = of(|round| round.tcp_vs_raw);
     add("tcp_vs_raw", tcp, "ratio", note, (Some(Target::AtMost(1.5)), ""));
     figures

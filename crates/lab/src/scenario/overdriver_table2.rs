@@ -8,7 +8,8 @@
 use std::time::Duration;
 
 use super::overdriver_fig8::{PAPERS, mib, plot, trials};
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
+use crate::evidence::claim::claims;
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::LabError;
 use crate::overload::{OverloadSample, Remedy, Threshold, asked};
@@ -16,11 +17,30 @@ use crate::overload::{OverloadSample, Remedy, Threshold, asked};
 pub(super) const TABLE_2: Scenario = Scenario {
     name: "overdriver-table2",
     summary: "what a sustained overload costs, by when it is taken for one",
+    file: file!(),
+    measures: &[measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    claims: claims! {
+        "response_learned" < 1.0 => "ratio",
+            "A long burst is answered sooner where the daemon has learned that bursts are short";
+        "overloaded_learned" < 1.0 => "ratio",
+            "A long burst is in overload for a shorter time there";
+        "traffic_learned" < 1.0 => "ratio", "A long burst sends less there";
+    },
+    rounds: 1,
     run: table_2,
 };
 pub(super) const DEMO: Scenario = Scenario {
     name: "overload-demo",
     summary: "a short burst goes to another host's memory, a long one is migrated, beside a disk",
+    file: file!(),
+    measures: &[measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    claims: claims! {
+        "short_vs_disk" >= 1.0 => "ratio",
+            "A short burst stays, and is answered better than on a disk";
+        "long_vs_disk" >= 1.0 => "ratio",
+            "A long burst is moved, and is answered better than on a disk";
+    },
+    rounds: 1,
     run: demo,
 };
 
@@ -45,8 +65,7 @@ fn table_2(context: &Context) -> Result<Figures, LabError> {
     let (fixed, learned) = (&seen[FIXED], &seen[LEARNED]);
     let mut ratio = |name: &str, of: &dyn Fn(&OverloadSample) -> f64, what: &str| {
         let note = format!("{what}, with the learned threshold to 120 s");
-        let figure = Figure::new(of(learned) / of(fixed), "ratio", note);
-        figures.add(name, figure.target(Target::Below(1.0)));
+        figures.add(name, Figure::new(of(learned) / of(fixed), "ratio", note));
     };
     ratio("response_learned", &|seen| seen.response_ms, "mean response");
     ratio("overloaded_learned", &|seen| seen.overloaded_s, "time in overload");
@@ -72,8 +91,8 @@ fn demo(context: &Context) -> Result<Figures, LabError> {
     for ((name, moved), seen) in [("short", 0.0), ("long", 1.0)].into_iter().zip(&all) {
         let [disk, ours] = [&seen[0], &seen[1]];
         let note = "answers to those with the disk alone";
-        let gain = Figure::new(ours.answered / disk.answered, "ratio", note);
-        figures.add(&format!("{name}_vs_disk"), gain.target(Target::AtLeast(1.0)));
+        let figure = Figure::new(ours.answered / disk.answered, "ratio", note);
+        figures.add(&format!("{name}_vs_disk"), figure);
         let figure = Figure::new(f64::from(u8::from(ours.moved)), "count", "times it was moved");
         figures.add(&format!("{name}_moved"), figure.target(Target::Equals(moved)));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use model::Bytes;
 use sys::memory_of::Counters;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::accel::Accel;
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
@@ -21,6 +21,10 @@ use crate::zram::Zram;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "reclaimed",
     summary: "the kernel pages out half of a guest's memory by request, and no byte is lost",
+    file: file!(),
+    measures: &[measured::SHIM, measured::SYS],
+    claims: &[],
+    rounds: 1,
     run,
 };
 

@@ -18,23 +18,40 @@ use model::Bytes;
 use pages::dedup::KnownPages;
 use pages::offline::{TableRef, hash, overlap};
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::alike;
 use crate::cache::Cache;
 use crate::census::{self, Census, PageOwner};
 use crate::chart::{Chart, Line};
 use crate::debian::{self, Debian};
-use crate::figures::{Figure, Figures, Target};
+use crate::evidence::claim::claims;
+use crate::figures::{Figure, Figures};
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::page::Page;
 use crate::meb::progress;
 use crate::merger::Merger;
+use crate::recording::Extremes;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig1",
     summary: "which pages guests share: by segment, on the same or other systems, how often",
+    file: file!(),
+    measures: &[measured::PAGES, measured::TABLES],
+    claims: claims! {
+        "identical_code" => "ratio",
+            "Code is the part that two services have in common (nginx and redis on one system)";
+        "code_above_others" >= 0.1 => "ratio",
+            "Code has more of it than data and stacks", "the most of three segments";
+        "same_vs_different" >= 2.0 => "ratio",
+            "Guests on the same system share more than those on different ones", "more";
+        "shared_of_identical" >= 0.97 => "ratio", "All that is identical is shared";
+        "times_shared_2" => "pages", "Two guests share a frame this often, where it is shared";
+        "times_shared_4" => "pages", "Four guests share a frame more often";
+        "times_shared_6" => "pages", "Six guests share a frame still more often";
+    },
+    rounds: 1,
     run,
 };
 
@@ -232,10 +249,9 @@ fn by_segment(figures: &mut Figures, same: &[Guest]) {
         }
         figures.add(name, figure);
     }
-    let next = others.into_iter().fold(f64::NAN, f64::max);
+    let next = others.into_iter().largest();
     let note = "identical_code less identical_data or identical_stack, the larger of both";
-    let figure = Figure::new(code - next, "ratio", note).target(Target::AtLeast(0.1));
-    figures.add("code_above_others", figure);
+    figures.add("code_above_others", Figure::new(code - next, "ratio", note));
 }
 
 /// Figures 6 and 7, by the amount of sharing.
@@ -253,20 +269,22 @@ fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
             figures.add(&format!("saved_{name}_{count}"), Figure::new(all.saved(), "ratio", note));
             let all = programs(&guests[..count]);
             let note = format!("the same of the {} MiB of their programs", mib(all.pages));
-            let figure = Figure::new(all.saved(), "ratio", note);
-            figures.add(&format!("programs_{name}_{count}"), figure);
+            figures
+                .add(&format!("programs_{name}_{count}"), Figure::new(all.saved(), "ratio", note));
         }
     }
     let count = SYSTEMS.len();
     let [one, other] = [same, different].map(|guests| programs(&guests[..count]).saved());
     let note = format!("programs_same_{count} to programs_different_{count}");
-    let figure = Figure::new(one / other, "ratio", note).target(Target::AtLeast(2.0));
+    let figure = Figure::new(one / other, "ratio", note);
     let paper = "the same system is worth more than different ones (no number)";
     figures.add("same_vs_different", figure.paper(paper));
     let all = Counted::of(same, |_| true);
     let note = "of what could be shared on the same system, is, with the guests paused";
-    let done = Figure::new(ratio(all.merged(), all.pages - all.contents), "ratio", note);
-    figures.add("shared_of_identical", done.target(Target::AtLeast(0.97)));
+    figures.add(
+        "shared_of_identical",
+        Figure::new(ratio(all.merged(), all.pages - all.contents), "ratio", note),
+    );
 }
 
 /// Overlap of the systems' tables, without a guest.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use model::Bytes;
 
-use super::{Context, Scenario};
+use super::{Context, Scenario, measured};
 use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
@@ -18,6 +18,10 @@ use crate::truth::{Definition, Truth};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "truth",
     summary: "the tracer against arrays of known size, and its cost on three workloads",
+    file: file!(),
+    measures: &[measured::TRACER, measured::MEB],
+    claims: &[],
+    rounds: 1,
     run,
 };
 
@@ -40,10 +44,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             Figure::new(found, "MiB", format!("exact working set of random-array --mb {mib}"))
                 .target(Target::AtMost(f64::from(mib) * 1.05 + 12.0)),
         );
-        figures.add(
-            &format!("trace_mib_per_min_{mib}"),
-            Figure::new(trace_bytes, "MiB/min", "growth of the trace file"),
-        );
+        let figure = Figure::new(trace_bytes, "MiB/min", "growth of the trace file");
+        figures.add(&format!("trace_mib_per_min_{mib}"), figure);
     }
     for workload in WORKLOADS {
         context.say(&format!("{workload}, without the tracer and with it ..."));

@@ -313,9 +313,12 @@ fn vm_is_in_a_group(name: &str, vm: &VmDraft, draft: &Draft, faults: &mut Vec<Fa
         return;
     }
     ordered(&vm.limits, None, faults);
-    // A missing or faulty list might contain the VM.
-    let lists_are_known =
-        draft.groups.values().all(|g| g.vms.as_ref().is_some_and(|list| !list.value.is_empty()));
+    // A missing or faulty list might contain the VM, and so might one with labels.
+    let is_known = |list: &Located<Vec<Located<String>>>| {
+        let mut patterns = list.value.iter().map(|at| NamePattern::new(at.value.as_str()));
+        !list.value.is_empty() && !patterns.any(|pattern| pattern.is_of_labels())
+    };
+    let lists_are_known = draft.groups.values().all(|g| g.vms.as_ref().is_some_and(is_known));
     if lists_are_known {
         let message =
             format!("no group's `vms` match \"{shown}\": this table would have no effect");
@@ -327,7 +330,9 @@ fn vm_is_in_a_group(name: &str, vm: &VmDraft, draft: &Draft, faults: &mut Vec<Fa
 fn budget_covers_promises(name: &str, group: &GroupDraft, draft: &Draft, faults: &mut Vec<Fault>) {
     let Some(budget) = &group.budget else { return };
     let literal = group.vms.iter().flat_map(|list| &list.value).map(|at| at.value.as_str());
-    let mut named: Vec<&str> = literal.filter(|text| !text.contains(['*', '?'])).collect();
+    let mut named: Vec<&str> = literal
+        .filter(|text| !text.contains(['*', '?']) && !NamePattern::new(*text).is_of_labels())
+        .collect();
     let own = draft.vms.keys().filter(|vm| !vm.contains(['*', '?']));
     named.extend(
         own.map(String::as_str)

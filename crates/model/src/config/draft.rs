@@ -65,6 +65,7 @@ pub(super) struct PoolDraft {
     pub(super) downtime_ms: Option<u32>,
     pub(super) precopy_s: Option<u32>,
     pub(super) rest_s: Option<u32>,
+    pub(super) certainty_percent: Option<u32>,
     /// The required keys that are written, whether their values are right or not.
     pub(super) written: BTreeSet<&'static str>,
 }
@@ -203,6 +204,7 @@ impl PoolDraft {
             downtime_ms: None,
             precopy_s: None,
             rest_s: None,
+            certainty_percent: None,
             written: BTreeSet::new(),
         }
     }
@@ -220,6 +222,8 @@ impl PoolDraft {
         set(&mut self.downtime_ms, table.count("downtime_ms", &PoolSpec::DOWNTIMES_MS));
         set(&mut self.precopy_s, table.count("precopy_s", &PoolSpec::PRECOPIES_S));
         set(&mut self.rest_s, table.count("rest_s", &PoolSpec::RESTS_S));
+        let certainty = table.count("certainty_percent", &PoolSpec::CERTAINTIES);
+        set(&mut self.certainty_percent, certainty);
         self.written.extend(Self::NEEDED.iter().filter(|key| table.place_of(key).is_some()));
         table.finish();
     }

@@ -60,9 +60,29 @@ impl<'a> Source<'a> {
         let (root, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
             let span = error.span().unwrap_or_default();
-            self.fault(&span, format!("not valid TOML: {}", error.message()));
+            let message = match error.message() {
+                "duplicate key" => self.twice(&span),
+                other => format!("not valid TOML: {other}"),
+            };
+            self.fault(&span, message);
         }
         errors.is_empty().then_some(root)
+    }
+
+    /// The fault of a key that stands twice.
+    fn twice(&self, span: &Range<usize>) -> String {
+        let key = self.text.get(span.clone()).unwrap_or_default().trim();
+        let before = self.place(span).line.saturating_sub(1);
+        let names_it = |line: &str| {
+            let (line, _) = line.split_once('#').unwrap_or((line, ""));
+            let (name, _) = line.split_once('=').unwrap_or((line, ""));
+            let name = name.trim().trim_matches(['[', ']']);
+            name.strip_suffix(key).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let lines: Vec<&str> = self.text.lines().take(before).collect();
+        let first = lines.iter().rposition(|line| !key.is_empty() && names_it(line));
+        let first = first.map_or(String::new(), |at| format!("; it stands in line {} too", at + 1));
+        format!("not valid TOML: the key `{}` is written twice{first}", printable(key))
     }
 
     /// The readable part of the file's tree.

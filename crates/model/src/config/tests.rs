@@ -29,7 +29,7 @@ fn faults_of(text: &str) -> String {
 #[test]
 fn nothing_written_means_the_defaults() {
     let spec = parse_one("").unwrap();
-    assert_eq!(spec.host.qmp, ["/run/overbook/qmp/*.sock", "/run/overbook/qmp/*/*.sock"]);
+    assert_eq!(spec.host.qmp, super::check::DEFAULT_QMP);
     assert_eq!(spec.host.state.to_str(), Some("/var/lib/overbook"));
     assert_eq!(spec.api.socket.to_str(), Some("/run/overbook/overbook.sock"));
     assert_eq!((spec.host.reserve, spec.host.ksm, spec.api.tcp), (None, KsmSpec::Off, None));
@@ -150,7 +150,17 @@ fn syntax_errors_have_their_line_and_hide_no_other_file() {
 
 #[test]
 fn a_key_written_twice_is_a_fault() {
-    assert!(faults_of("[host]\nstate = \"/a\"\nstate = \"/b\"\n").contains("overbook.toml:3: "));
+    let twice = |key: &str, first: u32, text: &str| {
+        let line = text.lines().count();
+        let expected = format!(
+            "overbook.toml:{line}: not valid TOML: the key `{key}` is written twice; it stands in \
+             line {first} too"
+        );
+        assert!(faults_of(text).contains(&expected), "{}", faults_of(text));
+    };
+    twice("state", 2, "[host]\nstate = \"/a\"\nstate = \"/b\"");
+    twice("mode", 1, "[mode]\nballoon = \"observe\"\n[host]\n[mode]");
+    twice("web", 1, "[group.web]\n[group.db]\n[group.web]");
 }
 
 #[test]
@@ -455,8 +465,7 @@ fn files_with_faults_still_say_where_state_and_socket_are() {
     let files = [("a", main), ("b", drop_in)].map(|(n, t)| (n.to_owned(), t.to_owned()));
     assert!(parse(&files).is_err());
     let found = salvage(&files);
-    let default = ["/run/overbook/qmp/*.sock", "/run/overbook/qmp/*/*.sock"];
-    let default: Vec<String> = default.map(str::to_owned).into();
+    let default: Vec<String> = super::check::DEFAULT_QMP.map(str::to_owned).into();
     let socket = Some("/s/a".into());
     assert_eq!(found, Salvaged { state: Some("/s/2".into()), socket, qmp: default.clone() });
     let useless = "[host]\nstate = 5\n[api]\nsocket = \"relative\"\n";

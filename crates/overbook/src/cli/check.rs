@@ -11,7 +11,7 @@
 //! does not lend, an unusable table of shared pages, or a pool whose etcd does not answer,
 //! because disks, groups and VMs work without them.
 
-use model::{Bytes, HostName, Spec, VmName, config::Faults};
+use model::{Bytes, HostName, Spec, config::Faults};
 use policy::Case;
 use serde::Serialize;
 use sys::features::{self, Feature, Finding};
@@ -87,10 +87,16 @@ fn configuration(context: &Context, with_diff: bool) -> Result<Output, CliError>
     report.extend(all.tables.iter().flat_map(|tried| of_table(tried).into_bytes()));
     report.extend(all.pool.iter().flat_map(|trial| of_pool(trial).into_bytes()));
     report.extend(all.too_tight.iter().flat_map(|line| format!("{line}\n").into_bytes()));
-    if with_diff && !all.is_fatal() {
-        report.extend(Foreseen::of(&case_under(context, &spec)?).text().into_bytes());
+    let mut code = u8::from(all.is_fatal());
+    if with_diff && code == 0 {
+        match case_under(context, &spec) {
+            Ok(case) => report.extend(Foreseen::of(&case).text().into_bytes()),
+            Err(why) => {
+                code = 1;
+                report.extend(format!("diff: {why}\n").into_bytes());
+            }
+        }
     }
-    let code = u8::from(all.is_fatal());
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
 }
 
@@ -98,13 +104,16 @@ fn configuration_as_json(context: &Context, with_diff: bool) -> Result<Output, C
     let loaded = config_files::load(&context.config);
     let all = loaded.as_ref().map(|spec| All::of(context, spec)).unwrap_or_default();
     let faults = loaded.as_ref().err().map_or(&[][..], Faults::as_slice);
-    let code = u8::from(!faults.is_empty() || all.is_fatal());
+    let mut code = u8::from(!faults.is_empty() || all.is_fatal());
     let changes = match &loaded {
-        Ok(spec) if with_diff && code == 0 => {
-            Some(Foreseen::of(&case_under(context, spec)?).rows())
-        }
+        Ok(spec) if with_diff && code == 0 => Some(case_under(context, spec)),
         _ => None,
     };
+    let (changes, no_changes) = match changes.transpose() {
+        Ok(case) => (case.map(|case| Foreseen::of(&case).rows()), None),
+        Err(why) => (None, Some(why.to_string())),
+    };
+    code |= u8::from(no_changes.is_some());
     let All { findings, directories, files, repositories, tables, pool, too_tight } = all;
     let report = serde_json::json!({
         "faults": faults,
@@ -116,6 +125,7 @@ fn configuration_as_json(context: &Context, with_diff: bool) -> Result<Output, C
         "pool": pool,
         "memory_limits": too_tight,
         "changes": changes,
+        "why_no_changes": no_changes,
     });
     Ok(Output::json(&report)?.with_code(code))
 }
@@ -137,10 +147,8 @@ struct All {
 impl All {
     fn of(context: &Context, spec: &Spec) -> Self {
         let vms = vms_of_the_daemon(context);
-        let names = vms.iter().flatten().map(|vm| VmName::from(vm.name.as_str()));
-        let names = vms.is_some().then(|| names.collect());
         Self {
-            findings: preflight::try_host(spec, names.as_ref()),
+            findings: preflight::try_host(spec, vms.as_deref()),
             directories: discovery::faults_of_directories(&spec.host.qmp),
             files: try_files(spec),
             repositories: try_repositories(spec),
@@ -263,6 +271,9 @@ impl HostSupport {
                 text += &format!("Without {}: {cost}.\n", row.feature);
             }
         }
+        if self.features.iter().any(|row| row.cost.is_some()) {
+            text += "`overbook doctor` has the line that mends each of them, where one does.\n";
+        }
         text += if self.managed {
             "VMs that are started with the shim can be managed on this host.\n"
         } else {
@@ -339,7 +350,8 @@ mod tests {
     fn a_host_that_can_do_everything_is_told_no_cost() {
         let report = report(&[]);
         assert!(report.managed);
-        assert!(!report.text().contains("Without"), "{}", report.text());
+        let text = report.text();
+        assert!(!text.contains("Without") && !text.contains("doctor"), "{text}");
     }
 
     #[test]
@@ -350,6 +362,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("Without swap: when every VM claims"), "{text}");
+        assert!(text.contains("\n`overbook doctor` has the line that mends"), "{text}");
         assert!(text.ends_with("can be managed on this host.\n"), "{text}");
     }
 

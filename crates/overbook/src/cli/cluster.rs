@@ -3,9 +3,8 @@
 //! The command reads the store itself, so it shows a host's report even while its daemon is down.
 
 use cluster::records::Records;
-use model::cluster::HostReport;
+use model::cluster::{ExcessPlan, ExcessSpace};
 use model::{Bytes, Severity, VmName};
-use policy::handover::{SourceStep, TargetStep};
 use serde_json::{Value, json};
 
 use super::controller::pool_of;
@@ -53,13 +52,15 @@ pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliE
 }
 
 /// The fields of each table, and their titles.
-const HOSTS: [(&str, &str); 6] = [
+const HOSTS: [(&str, &str); 8] = [
     ("host", "HOST"),
     ("is_there", "THERE"),
     ("vms", "VMS"),
     ("memory", "MEMORY"),
     ("given", "GIVEN"),
     ("overloaded", "OVERLOADED"),
+    ("for_vms", "FOR VMS"),
+    ("for_pages", "FOR PAGES"),
 ];
 const OVERLOADS: [(&str, &str); 5] = [
     ("vm", "VM"),
@@ -79,6 +80,14 @@ const MIGRATIONS: [(&str, &str); 6] = [
 
 fn status(records: &Records) -> Value {
     let vms: usize = records.reports.values().map(|report| report.vms.len()).sum();
+    let excess = |of: fn(&ExcessSpace) -> Bytes| {
+        let ExcessPlan { need, missing, .. } = &records.excess;
+        let (need, missing) = (of(need), of(missing));
+        if missing.is_zero() {
+            return need.to_string();
+        }
+        format!("{} of {need}: no host has room for more", need.minus(missing))
+    };
     let missing: Vec<_> = records.reports.keys().filter(|h| !records.seated.contains(*h)).collect();
     json!({
         "controller": records.controller.as_deref().unwrap_or("none: nothing is decided"),
@@ -87,26 +96,26 @@ fn status(records: &Records) -> Value {
         "vms": vms,
         "overloaded": overloads(records).len(),
         "migrations": records.intents.len(),
+        "kept_for_vms": excess(|space| space.targets),
+        "kept_for_pages": excess(|space| space.repositories),
     })
 }
 
 fn hosts(records: &Records) -> Vec<Value> {
-    let all = records.reports.iter();
-    all.map(|(host, report)| {
+    let all = pool::view::of(records).hosts.into_iter();
+    all.map(|of| {
         json!({
-            "host": host,
-            "is_there": records.seated.contains(host),
-            "vms": report.vms.len(),
-            "memory": report.memory,
-            "given": given(report),
-            "overloaded": report.vms.values().filter(|vm| vm.severity != Severity::None).count(),
+            "host": of.host,
+            "is_there": of.is_there,
+            "vms": of.vms,
+            "memory": of.memory_bytes,
+            "given": of.given_bytes,
+            "overloaded": of.transient_overloads + of.sustained_overloads,
+            "for_vms": Bytes(of.kept_for_vms_bytes),
+            "for_pages": Bytes(of.kept_for_pages_bytes),
         })
     })
     .collect()
-}
-
-fn given(report: &HostReport) -> Bytes {
-    report.vms.values().map(|vm| vm.given).sum()
 }
 
 fn overloads(records: &Records) -> Vec<Value> {
@@ -123,26 +132,11 @@ fn overloads(records: &Records) -> Vec<Value> {
 }
 
 fn migrations(records: &Records) -> Vec<Value> {
-    let step_of_source = |step: &SourceStep| match step {
-        SourceStep::Moving => "sends it".to_owned(),
-        SourceStep::Hastening => "sends it, in a hurry".to_owned(),
-        SourceStep::Switched => "has sent it".to_owned(),
-        SourceStep::Left => "done".to_owned(),
-        SourceStep::Stayed { why } => format!("keeps it: {why}"),
-    };
-    let step_of_target = |step: &TargetStep| match step {
-        TargetStep::Prepared { address } => format!("waits at {address}"),
-        TargetStep::Runs => "runs it".to_owned(),
-        TargetStep::Refused { why } => format!("refuses it: {why}"),
-    };
-    let all = records.intents.iter();
-    all.map(|(vm, intent)| {
-        let (source, target) = (records.source_of(vm, intent), records.target_of(vm, intent));
+    let all = pool::view::of(records).moves.into_iter();
+    all.map(|of| {
         json!({
-            "vm": vm, "from": intent.from, "to": intent.to,
-            "source": source.map_or("waits".to_owned(), |w| step_of_source(&w.step)),
-            "target": target.map_or("prepares".to_owned(), |w| step_of_target(&w.step)),
-            "is_withdrawn": intent.is_withdrawn,
+            "vm": of.vm, "from": of.from, "to": of.to, "source": of.source, "target": of.target,
+            "is_withdrawn": of.is_withdrawn,
         })
     })
     .collect()
@@ -200,11 +194,14 @@ fn rows(
     Ok(Output::text(&table(&titles, &rows.iter().map(cells).collect::<Vec<_>>())))
 }
 
+/// The columns of sizes in bytes.
+const SIZES: [&str; 5] = ["memory", "given", "promised", "for_vms", "for_pages"];
+
 fn cell(key: &str, value: &Value) -> String {
     match value {
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
         Value::String(text) => text.clone(),
-        Value::Number(n) if ["memory", "given", "promised"].contains(&key) => {
+        Value::Number(n) if SIZES.contains(&key) => {
             Bytes(n.as_u64().unwrap_or_default()).to_string()
         }
         Value::Array(items) if items.is_empty() => "none".to_owned(),
@@ -219,9 +216,17 @@ fn cell(key: &str, value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use model::cluster::VmReport;
+    use model::cluster::{HostReport, VmReport};
 
     use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        for (key, _) in HOSTS.iter().filter(|(key, _)| key.starts_with("for_")) {
+            assert_eq!(cell(key, &json!(1_u64 << 30)), "1 GiB", "{key}");
+        }
+        assert_eq!(cell("generation", &json!(7)), "7");
+    }
 
     #[test]
     fn a_vm_can_move_only_where_there_is_another_host() {
@@ -232,6 +237,7 @@ mod tests {
             given: Bytes::mib(256),
             severity: Severity::None,
             paged: 0,
+            rates: None,
             immovable: immovable.map(str::to_owned),
         };
         let vms = [("web-1".into(), vm(None)), ("web-3".into(), vm(Some("started by libvirt")))];

@@ -27,7 +27,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
             return Err(CliError::Said("no signals can be heard".to_owned()));
         };
         tokio::select! {
-            () = Controller::new(store, who, spec.rest).run(log::info) => {}
+            () = Controller::new(store, who, &spec).run(log::info) => {}
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }

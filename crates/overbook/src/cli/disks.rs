@@ -8,6 +8,7 @@ use crate::config_files;
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The group whose disks are served
+    #[arg(add = super::names::groups())]
     group: String,
     /// A socket that the process which keeps them has left open: for its own use
     #[arg(long, value_name = "NAME=NUMBER", hide = true)]

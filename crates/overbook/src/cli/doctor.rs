@@ -15,6 +15,7 @@ const LONGEST_NAME: usize = 18;
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// Only this VM, and the host
+    #[arg(add = super::names::vms())]
     name: Option<String>,
     /// Also things that work as they are, and could be had in addition
     #[arg(long)]

@@ -9,7 +9,7 @@ mod summary;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use model::{Millis, PagesPerMs};
+use model::{Millis, PagesPerMs, date::utc};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
@@ -33,6 +33,7 @@ const CHANGES: usize = 20;
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The VM's name; it need not be running any more
+    #[arg(add = super::names::vms_and_groups())]
     name: String,
     /// It is a group's name: show what that lent and borrowed
     #[arg(long)]
@@ -131,13 +132,17 @@ impl Arguments {
     fn span(&self) -> String {
         let since = self.since;
         match self.until {
-            Some(until) => format!("the {since} before {}", when::utc(until)),
+            Some(until) => format!("the {since} before {}", utc(until)),
             None => format!("the last {since}"),
         }
     }
 
     fn nothing(&self) -> String {
-        format!("nothing is known of {} in {}\n", self.name, self.span())
+        let (name, span) = (&self.name, self.span());
+        if self.loans {
+            return format!("no loan of {name} began, ended or changed in {span}\n");
+        }
+        format!("nothing is known of {name} in {span}\n")
     }
 }
 
@@ -199,7 +204,7 @@ fn show<T: Dated>(
         let oldest = rows.first().map_or(0, T::wall_ms);
         text += &format!(
             "\nearlier rows: --until {}\nthe newest {} rows of {}; --limit shows more\n",
-            when::utc(oldest),
+            utc(oldest),
             rows.len(),
             arguments.span()
         );
@@ -208,12 +213,12 @@ fn show<T: Dated>(
 }
 
 fn loan(row: &LoanRow) -> Vec<String> {
-    vec![when::utc(row.wall_ms), decided(&row.loan.words(), Some(&row.mode))]
+    vec![utc(row.wall_ms), decided(&row.loan.words(), Some(&row.mode))]
 }
 
 fn row(row: &HistoryRow) -> Vec<String> {
     vec![
-        when::utc(row.wall_ms),
+        utc(row.wall_ms),
         size(row.balloon_bytes),
         size(row.target_bytes),
         size(row.used_bytes),
@@ -267,6 +272,24 @@ mod tests {
         assert_eq!(of(usize::MAX), times);
         assert_eq!(of(60), times[times.len() - 60..]);
         assert_eq!(of(MAX_ROWS + 7), times[times.len() - MAX_ROWS - 7..]);
+    }
+
+    #[test]
+    fn a_time_without_rows_is_told_in_words() {
+        let mut asked = Arguments {
+            name: "web".to_owned(),
+            loans: false,
+            since: Millis::secs(3600),
+            until: None,
+            rows: false,
+            limit: None,
+            format: Format { json: false },
+        };
+        assert_eq!(asked.nothing(), "nothing is known of web in the last 60 min\n");
+        asked.loans = true;
+        // A loan that lasts is on record at its beginning and at its end.
+        let no_news = "no loan of web began, ended or changed in the last 60 min\n";
+        assert_eq!(asked.nothing(), no_news);
     }
 
     #[test]

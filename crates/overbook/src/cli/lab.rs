@@ -12,6 +12,8 @@ use clap::Args;
 
 use super::{error::CliError, output::Output};
 
+/// The program itself.
+pub(super) const PROGRAM: &str = "overbook-lab";
 const LIBRARY: &str = "/usr/lib/overbook";
 
 #[derive(Debug, Args)]
@@ -23,7 +25,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
-    become_program("overbook-lab", &arguments.arguments)
+    become_program(PROGRAM, &arguments.arguments)
 }
 
 /// Runs another program of Overbook in place of this one.
@@ -37,7 +39,7 @@ pub(super) fn become_program(
     Err(CliError::File { path, error })
 }
 
-fn find(name: &'static str) -> Result<PathBuf, CliError> {
+pub(super) fn find(name: &'static str) -> Result<PathBuf, CliError> {
     let this = env::current_exe().unwrap_or_default();
     let beside = this.parent().unwrap_or(Path::new("."));
     let path = env::var_os("PATH").unwrap_or_default();

@@ -29,6 +29,7 @@ use super::{
     table::{Column, table},
 };
 use crate::curve_chart::{Curve, CurveChart};
+use crate::line_plot::PlotScale;
 use tables::trace::{Format, Trace};
 
 #[derive(Debug, Args)]
@@ -144,8 +145,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
         write(path, &csv(&curve))?;
     }
     if let Some(path) = &arguments.plot {
-        let svg = report.chart(&curve).svg().map_err(|error| CliError::Said(error.to_string()))?;
-        write(path, &svg)?;
+        write(path, &report.chart(&curve).svg())?;
     }
     if arguments.output.json {
         return Output::json(&report);
@@ -347,6 +347,7 @@ impl MrcReport {
             title: format!("miss ratio of {name}"),
             x_axis: "objects in memory",
             x_text: |objects| format!("{objects:.0}"),
+            x_scale: PlotScale::Linear,
             curves: vec![Curve { name: self.method.to_owned(), points }],
             marks: working_set.map(|size| (size, mark)).into_iter().collect(),
         }

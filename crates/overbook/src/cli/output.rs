@@ -1,14 +1,15 @@
 //! The only place that writes to standard output.
 //!
 //! Names of VMs and error texts come from guests and from QEMU. On a terminal a control character
-//! in them could move the cursor or worse, so all of them but line breaks are replaced. JSON
-//! escapes control characters by itself.
+//! in them could move the cursor or worse, and another one could turn the direction of a line. So
+//! all of them but line breaks are replaced, or escaped in JSON.
 
 use std::{
     io::{self, Write},
     process::ExitCode,
 };
 
+use model::words::is_harmless;
 use serde::Serialize;
 
 use super::error::CliError;
@@ -37,9 +38,8 @@ impl Output {
 
     /// JSON for programs.
     pub(super) fn json(value: &impl Serialize) -> Result<Self, CliError> {
-        let mut bytes = serde_json::to_vec_pretty(value).map_err(CliError::Json)?;
-        bytes.push(b'\n');
-        Ok(Self::raw(bytes))
+        let text = serde_json::to_string_pretty(value).map_err(CliError::Json)?;
+        Ok(Self::raw((escaped(&text) + "\n").into_bytes()))
     }
 
     /// The same output with another exit code.
@@ -71,7 +71,23 @@ impl Output {
 
 /// The text without control characters that a terminal would obey.
 pub(super) fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if c == '\n' || is_harmless(c) { c } else { '\u{fffd}' }).collect()
+}
+
+/// The JSON with such characters escaped. `serde_json` escapes only those below U+0020, and all
+/// others stand within strings.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c == '\n' || is_harmless(c) {
+            text.push(c);
+        } else {
+            let mut units = [0; 2];
+            let units = c.encode_utf16(&mut units).iter();
+            text.extend(units.map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -81,5 +97,15 @@ mod tests {
     #[test]
     fn no_name_can_steer_the_terminal() {
         assert_eq!(clean("a\u{1b}[2Jb\u{9b}31m\nc\r"), "a\u{fffd}[2Jb\u{fffd}31m\nc\u{fffd}");
+        assert_eq!(clean("abc\u{202e}cba"), "abc\u{fffd}cba", "nor the direction of its line");
+    }
+
+    #[test]
+    fn json_has_the_name_and_no_such_character() {
+        let name = "a\u{1b}[2Jb\u{9b}31m\u{202e}ü";
+        let output = Output::json(&[name]).unwrap();
+        let text = String::from_utf8(output.bytes).unwrap();
+        assert!(text.chars().all(|c| c == '\n' || is_harmless(c)));
+        assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [name]);
     }
 }

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use api::client::ApiClient;
+use api::published::Lender;
 use clap::Args;
 use disks::repository::{can_lend, mind_host};
 use model::Bytes;
@@ -18,11 +20,12 @@ use sys::log;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{error::CliError, output::Output};
+use super::{context::Context, error::CliError, output::Output};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Memory to lend, which is pinned: `4GiB`
+    /// The most memory to lend, which is pinned: `4GiB`. With a daemon on this host, as much of it
+    /// as the pool's overloads need and this host's VMs can do without
     #[arg(long, value_name = "SIZE")]
     memory: Bytes,
     /// Maximum memory for one client, over all its disks; by default, all of it
@@ -39,7 +42,7 @@ pub(super) struct Arguments {
     unix: Option<PathBuf>,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
     // Clients' pages are encrypted, but a dump would tell which of them are used, and when.
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         log::warn(&format!("a core dump of this process would have what it lends: {error}"));
@@ -47,11 +50,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     heap::give_back_large();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::Said(error.to_string()))?;
-    runtime.block_on(serve(arguments))?;
+    runtime.block_on(serve(context, arguments))?;
     Ok(Output::nothing())
 }
 
-async fn serve(arguments: &Arguments) -> Result<(), CliError> {
+async fn serve(context: &Context, arguments: &Arguments) -> Result<(), CliError> {
     let said = |text: String| CliError::Said(text);
     let slabs = |size: Bytes| usize::try_from(size.0 / SLAB as u64).unwrap_or(usize::MAX);
     let all = slabs(arguments.memory);
@@ -72,7 +75,12 @@ async fn serve(arguments: &Arguments) -> Result<(), CliError> {
         said(format!("{size} cannot be pinned (see `ulimit -l`): {error}"))
     })?;
     let repository = Arc::new(repository);
-    tokio::spawn(mind_host(repository.clone()));
+    let all_of_it = Bytes((all * SLAB) as u64);
+    let socket = context.socket().ok();
+    tokio::spawn(mind_host(repository.clone(), move |holds| {
+        let client = ApiClient::new(socket.as_deref()?).ok()?;
+        client.may_hold(Lender { holds, most: all_of_it }).ok()
+    }));
     let server = Server::new(repository.clone(), tls, Limits::default());
     let listens = match (&arguments.unix, arguments.listen) {
         (Some(path), _) => {

@@ -67,6 +67,7 @@ pub(super) struct Build {
 #[derive(Debug, Args)]
 pub(super) struct Capture {
     /// A VM that later VMs will resemble
+    #[arg(add = super::names::vms())]
     vm: String,
     /// Where to write the table; guests of this source are known by the file's name
     #[arg(short, long, value_name = "FILE.spt")]

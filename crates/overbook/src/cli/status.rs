@@ -9,14 +9,16 @@ use clap::{Args, value_parser};
 use serde::Serialize;
 
 use super::{
-    Format, context::Context, error::CliError, fit, group, output::Output, screen, table::size,
-    verdict::HostVerdict, vm,
+    Format, context::Context, error::CliError, fit, group, output::Output, screen, table::size, vm,
 };
 use api::client::{ApiClient, ClientError};
-use api::wire::{HostStatus, StatusPage};
+use api::verdict::HostVerdict;
+use api::wire::{HostStatus, SHIM_ADVICE, StatusPage, VmStatus};
 
 /// Indentation of continued lines.
 const INDENT: usize = 8;
+/// The most VMs that a line names.
+const MOST_NAMES: usize = 5;
 /// Puts the cursor into the first place of an empty screen.
 const CLEAR: &[u8] = b"\x1b[H\x1b[J";
 
@@ -39,13 +41,10 @@ pub(super) struct Arguments {
     pub(super) format: Format,
 }
 
-/// The page as JSON. The API has the same page without the verdict.
+/// The JSON where the daemon did not answer: only the verdict of the page.
 #[derive(Serialize)]
-struct JudgedPage<'a> {
-    verdict: &'a HostVerdict,
-    /// `None`: the daemon did not answer.
-    #[serde(flatten)]
-    page: Option<&'a StatusPage>,
+struct JudgedFailure {
+    verdict: HostVerdict,
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
@@ -53,20 +52,25 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
         return watch(&context.client()?, Duration::from_secs(seconds));
     }
     let page = context.client().and_then(|client| Ok(ask(&client)?));
-    let (page, verdict) = match page {
+    let verdict = match page {
         Ok(page) => {
-            let verdict = HostVerdict::of(&page);
-            (Some(page), verdict)
+            let code = page.verdict.level.exit_code();
+            let output = if arguments.format.json {
+                Output::json(&page)?
+            } else {
+                Output::text(&text(&page, screen::width()))
+            };
+            return Ok(output.with_code(if arguments.exit_code { code } else { 0 }));
         }
         Err(error) if !arguments.exit_code => return Err(error),
-        Err(CliError::Client(error)) => (None, HostVerdict::of_failure(&error)),
-        Err(error) => (None, HostVerdict::unknown(error.to_string())),
+        Err(CliError::Client(error)) => HostVerdict::of_failure(&error),
+        Err(error) => HostVerdict::unknown(error.to_string()),
     };
-    let code = if arguments.exit_code { verdict.level.exit_code() } else { 0 };
+    let code = verdict.level.exit_code();
     let output = if arguments.format.json {
-        Output::json(&JudgedPage { verdict: &verdict, page: page.as_ref() })?
+        Output::json(&JudgedFailure { verdict })?
     } else {
-        Output::text(&text(page.as_ref(), &verdict, screen::width()))
+        Output::text(&fitted(&format!("{}\n", verdict.text), screen::width()))
     };
     Ok(output.with_code(code))
 }
@@ -82,8 +86,11 @@ fn watch(client: &ApiClient, pause: Duration) -> Result<Output, CliError> {
     let mut answer = Ok(ask(client)?);
     loop {
         let shown = match &answer {
-            Ok(page) => text(Some(page), &HostVerdict::of(page), screen::width()),
-            Err(error) => text(None, &HostVerdict::of_failure(error), screen::width()),
+            Ok(page) => text(page, screen::width()),
+            Err(error) => {
+                let verdict = HostVerdict::of_failure(error).text;
+                fitted(&format!("{verdict}\n"), screen::width())
+            }
         };
         let output = match screen::size() {
             Some((_, rows)) => Output::text(&first(&shown, rows)).after(CLEAR),
@@ -109,16 +116,27 @@ fn first(text: &str, rows: usize) -> String {
 }
 
 /// The page in words. With a `width` no line is longer.
-fn text(page: Option<&StatusPage>, verdict: &HostVerdict, width: Option<usize>) -> String {
-    let mut lines = verdict.text.clone() + "\n";
-    let Some(StatusPage { host: of_host, groups, vms }) = page else { return lines };
-    lines += &host(of_host);
+fn text(page: &StatusPage, width: Option<usize>) -> String {
+    let StatusPage { verdict, host: of_host, groups, vms: all } = page;
+    let mut lines = format!("{}\n{}", verdict.text, host(of_host));
     // The verdict's line has the first one.
     for trouble in verdict.troubles.iter().skip(1) {
         lines += &format!("  !     {}\n", trouble.text);
     }
-    let tables = format!("\n{}\n{}", group::table_of(groups, width), vm::table_of(vms, width));
+    lines.extend(of_shims(all));
+    let tables = format!("\n{}\n{}", group::table_of(groups, width), vm::table_of(all, width));
     fitted(&lines, width) + &tables
+}
+
+/// The VMs whose shims are of another release.
+fn of_shims(vms: &[VmStatus]) -> Option<String> {
+    let differs = |vm: &&VmStatus| vm.shim.as_ref().is_some_and(|shim| shim.differs.is_some());
+    let names: Vec<&str> = vms.iter().filter(differs).map(|vm| vm.name.as_str()).collect();
+    let (first, more) = names.split_at(names.len().min(MOST_NAMES));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let names = first.join(", ") + &more;
+    (!first.is_empty())
+        .then(|| format!("        the shim is of another release in {names}: {SHIM_ADVICE}\n"))
 }
 
 /// The lines, wrapped at `width`.
@@ -127,23 +145,41 @@ pub(super) fn fitted(lines: &str, width: Option<usize>) -> String {
     fit::wrap(lines, width, INDENT).iter().map(|line| format!("{line}\n")).collect()
 }
 
+/// The memory that the host has left.
+pub(crate) fn available(host: &HostStatus) -> String {
+    format!("{} of {} available", size(host.available_bytes), size(host.total_bytes))
+}
+
+/// The mode, and whether Overbook is paused.
+pub(crate) fn mode(host: &HostStatus) -> String {
+    format!("mode {}{}", host.mode, if host.paused { ", PAUSED" } else { "" })
+}
+
+/// The age of the last tick.
+pub(crate) fn last_tick(host: &HostStatus) -> String {
+    format!("tick {} ago", model::Millis(host.tick_age_ms))
+}
+
+/// The number of VMs, and of those in trouble.
+pub(crate) fn vms(host: &HostStatus) -> String {
+    let (found, silent, stuck) = (host.vms, host.unreachable_vms, host.uncooperative_vms);
+    format!("{found} VMs, {silent} unreachable, {stuck} uncooperative")
+}
+
 /// The host in a few lines.
 fn host(host: &HostStatus) -> String {
-    let paused = if host.paused { ", PAUSED" } else { "" };
     let mut text = format!(
-        "host    {} of {} available, {} of {} swap free; mode {}{paused}; tick {} ago\n",
-        size(host.available_bytes),
-        size(host.total_bytes),
+        "host    {}, {} of {} swap free; {}; {}\n",
+        available(host),
         size(host.swap_free_bytes),
         size(host.swap_total_bytes),
-        host.mode,
-        model::Millis(host.tick_age_ms),
+        mode(host),
+        last_tick(host),
     );
     if let (Some(some), Some(full)) = (host.psi_some_avg10_percent, host.psi_full_avg10_percent) {
         text += &format!("        memory pressure in 10 s: some {some:.1} %, full {full:.1} %\n");
     }
-    let (found, silent, stuck) = (host.vms, host.unreachable_vms, host.uncooperative_vms);
-    text += &format!("        {found} VMs, {silent} unreachable, {stuck} uncooperative\n");
+    text += &format!("        {}\n", vms(host));
     if let Some(name) = &host.pool_host {
         let moving = match host.pool_moving.as_slice() {
             [] => "no migrations in progress".to_owned(),
@@ -170,12 +206,12 @@ mod tests {
         let named = |n: u32| format!("web-customer-frontend-{n:04}");
         page.vms = (0..100).map(|n| api::wire::VmStatus { name: named(n), ..vm.clone() }).collect();
         page.groups[0].vms = (0..100).map(named).collect();
+        page.verdict = HostVerdict::judge(&page.host, &page.groups, &page.vms);
         page
     }
 
     fn shown(width: Option<usize>) -> String {
-        let page = crowded();
-        text(Some(&page), &HostVerdict::of(&page), width)
+        text(&crowded(), width)
     }
 
     #[test]
@@ -198,7 +234,7 @@ mod tests {
         let page = StatusPage::of(&TickView::first(Arc::new(fixture::published())));
         let mut page = page;
         page.host.tick_age_ms = 300;
-        let text = text(Some(&page), &HostVerdict::of(&page), Some(80));
+        let text = text(&page, Some(80));
         let expected = "\
 WARNING: db-1: no connection to its QEMU: no such socket (and 2 more)
 host    6 GiB of 16 GiB available, 1000 MiB of 1 GiB swap free; mode enforce;
@@ -226,7 +262,7 @@ cache of web: it holds 60 MiB, 75 % of the pages read were found in it, and 90 %
         would be in 128 MiB; it may hold 70 MiB: the group has 70 MiB that no VM
         needs now
 
-VM     GROUP  MAY USE   TARGET  HOST:USED  STATE          NEWEST REASON
+VM     GROUP  MAY USE   TARGET  HOST:USED  STATE          REASON
 db-1   -            -        -          -  unreachable    no connection to its …
 web-1  web    192 MiB  202 MiB    180 MiB  ok             target raised to 202 …
 web-2  web    384 MiB  128 MiB    300 MiB  uncooperative  uncooperative: its ba…
@@ -246,6 +282,26 @@ web-2  web    384 MiB  128 MiB    300 MiB  uncooperative  uncooperative: its ba�
         let text = shown(None);
         assert!(text.contains("web-customer-frontend-0017"), "{text}");
         assert!(text.contains("and the group has 100 MiB to hand out"), "{text}");
+    }
+
+    #[test]
+    fn shims_of_another_release_are_named_and_are_no_trouble() {
+        let mut page = crowded();
+        let before = page.verdict.text.clone();
+        assert_eq!(of_shims(&page.vms), None);
+        for vm in &mut page.vms[..7] {
+            let differs = Some("its shim is of release 0.0.1, and this Overbook is 1".to_owned());
+            vm.shim = Some(api::wire::ShimStatus { differs, ..Default::default() });
+        }
+        page.verdict = HostVerdict::judge(&page.host, &page.groups, &page.vms);
+        let shown = text(&page, None);
+        let line = shown.lines().find(|line| line.contains("the shim is of another release in"));
+        let line = line.unwrap_or_else(|| panic!("{shown}"));
+        assert!(
+            line.ends_with("frontend-0004 and 2 more: restart the VM when convenient"),
+            "{line}"
+        );
+        assert_eq!(page.verdict.text, before);
     }
 
     #[test]

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use api::client::path_of;
 use api::wire::{
     ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, OverloadStatus,
-    TrackingStatus, VmStatus,
+    ShimStatus, TrackingStatus, VmStatus,
 };
 use clap::Args;
-use model::{Bytes, Millis, view::SWITCHED_OFF};
+use model::{Bytes, Millis, date::utc, view::SWITCHED_OFF};
 
 use super::{
     Format,
@@ -19,13 +19,14 @@ use super::{
     output::Output,
     screen, status,
     table::{Column, TextTable, rate, size},
-    when,
 };
 use crate::curve_chart::{Curve, CurveChart};
+use crate::line_plot::PlotScale;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Its name; all without one
+    #[arg(add = super::names::vms())]
     name: Option<String>,
     /// Draw its miss-ratio curve: which share of its memory references would miss with less memory
     #[arg(long, requires = "name")]
@@ -37,18 +38,22 @@ pub(super) struct Arguments {
     format: Format,
 }
 
-const COLUMNS: [Column; 11] = [
-    ("VM", false),
-    ("GROUP", false),
-    ("MAY USE", true),
-    ("TARGET", true),
-    ("HOST:USED", true),
-    ("WSS", true),
-    ("SAVED", true),
-    ("GUEST:AVAIL", true),
-    ("GUEST:SWAP", true),
-    ("STATE", false),
-    ("NEWEST REASON", false),
+/// A column of a table of VMs: its title, whether it is aligned to the right, and its cells.
+pub(crate) type VmColumn = (&'static str, bool, fn(&VmStatus) -> String);
+
+/// All columns, from left to right.
+pub(crate) const COLUMNS: [VmColumn; 11] = [
+    ("VM", false, |vm| vm.name.clone()),
+    ("GROUP", false, |vm| vm.group.clone().unwrap_or_else(|| "-".to_owned())),
+    ("MAY USE", true, |vm| size(vm.balloon_bytes)),
+    ("TARGET", true, |vm| size(vm.target_bytes)),
+    ("HOST:USED", true, |vm| size(vm.used_bytes)),
+    ("WSS", true, |vm| size(vm.working_set_bytes())),
+    ("SAVED", true, |vm| size(vm.saved_bytes())),
+    ("GUEST:AVAIL", true, |vm| size(vm.guest_available_bytes)),
+    ("GUEST:SWAP", true, |vm| rate(vm.swap_bytes_per_second)),
+    ("STATE", false, |vm| vm.state().to_owned()),
+    ("REASON", false, VmStatus::headline),
 ];
 /// Left out of a narrow table, in this order.
 const DROPPABLE: [&str; 9] = [
@@ -88,23 +93,21 @@ pub(super) fn table_of(vms: &[VmStatus], width: Option<usize>) -> String {
     if vms.is_empty() {
         return status::fitted(NO_VM, width);
     }
-    let row = |vm: &VmStatus| {
-        vec![
-            vm.name.clone(),
-            vm.group.clone().unwrap_or_else(|| "-".to_owned()),
-            size(vm.balloon_bytes),
-            size(vm.target_bytes),
-            size(vm.used_bytes),
-            size(vm.working_set_bytes()),
-            size(vm.saved_bytes()),
-            size(vm.guest_available_bytes),
-            rate(vm.swap_bytes_per_second),
-            vm.state().to_owned(),
-            vm.headline(),
-        ]
-    };
-    let rows: Vec<_> = vms.iter().map(row).collect();
-    TextTable::fitted(&COLUMNS, &rows, &DROPPABLE, width).text()
+    let vms: Vec<&VmStatus> = vms.iter().collect();
+    fitted(&vms, &COLUMNS, &DROPPABLE, width).text()
+}
+
+/// These columns of the VMs, of which those in `droppable` are left out where there is no room.
+pub(crate) fn fitted(
+    vms: &[&VmStatus],
+    columns: &[VmColumn],
+    droppable: &[&str],
+    width: Option<usize>,
+) -> TextTable {
+    let titles: Vec<Column> = columns.iter().map(|(title, right, _)| (*title, *right)).collect();
+    let row = |vm: &&VmStatus| columns.iter().map(|(_, _, cell)| cell(vm)).collect();
+    let rows: Vec<Vec<String>> = vms.iter().map(row).collect();
+    TextTable::fitted(&titles, &rows, droppable, width)
 }
 
 fn in_full(vm: &VmStatus) -> String {
@@ -124,6 +127,7 @@ fn in_full(vm: &VmStatus) -> String {
         ("may use", size(vm.balloon_bytes)),
         ("target", size(vm.target_bytes)),
         ("migration", vm.migration.clone()),
+        ("shim", vm.shim.as_ref().map_or_else(|| "-".to_owned(), ShimStatus::words)),
         ("host view: occupied", size(vm.used_bytes)),
         ("host view: working set", working_set(vm.tracking.as_ref())),
         ("host view: shared", vm.dedup.as_ref().map_or_else(|| "-".to_owned(), shared)),
@@ -137,6 +141,10 @@ fn in_full(vm: &VmStatus) -> String {
         ("guest view: OOM kills", kills(vm.guest_oom_kills_total)),
         ("deflate-on-oom", on_or_off(vm.deflates_on_oom).to_owned()),
     ];
+    if !vm.labels.is_empty() {
+        lines.insert(1, ("labels", vm.labels.join(", ")));
+    }
+    lines.splice(1..1, vm.title.iter().map(|title| ("title", title.clone())));
     let age = vm.stats_age_ms.map_or_else(|| "none".to_owned(), |ms| Millis(ms).to_string());
     lines.push(("guest view: age", age));
     lines.extend(vm.memory_limits.iter().map(|limit| ("its cgroup", limit.words())));
@@ -161,9 +169,7 @@ fn in_full(vm: &VmStatus) -> String {
     lines.extend(vm.change.iter().map(|_| ("now", vm.headline())));
     lines.extend(vm.refusals.iter().map(|words| ("refused", words.text.clone())));
     let last = vm.last_change.iter();
-    lines.extend(
-        last.map(|last| ("last change", format!("{} {}", when::utc(last.wall_ms), last.text))),
-    );
+    lines.extend(last.map(|last| ("last change", format!("{} {}", utc(last.wall_ms), last.text))));
     lines.iter().map(|(label, value)| format!("{label:<24}{value}\n")).collect()
 }
 
@@ -281,8 +287,8 @@ fn disk(name: &str, disk: &DiskStatus) -> String {
 fn show_curve(curve: &MissRatioCurve, arguments: &Arguments) -> Result<Output, CliError> {
     let chart = chart_of(curve);
     if let Some(path) = &arguments.plot {
-        let svg = chart.svg().map_err(|error| CliError::Said(error.to_string()))?;
-        std::fs::write(path, svg).map_err(|error| CliError::File { path: path.clone(), error })?;
+        std::fs::write(path, chart.svg())
+            .map_err(|error| CliError::File { path: path.clone(), error })?;
     }
     if arguments.format.json { Output::json(curve) } else { Ok(Output::text(&chart.terminal())) }
 }
@@ -304,6 +310,7 @@ fn chart_of(curve: &MissRatioCurve) -> CurveChart {
         ),
         x_axis: "memory",
         x_text: |bytes| format!("{:.0} MiB", bytes / f64::from(1 << 20)),
+        x_scale: PlotScale::Binary,
         curves: vec![Curve { name: curve.vm.clone(), points }],
         marks: [working_set, target].into_iter().flatten().collect(),
     }

@@ -130,3 +130,20 @@ fn a_glob_that_the_daemon_could_not_use_is_a_fault() {
         assert!(text.contains(part), "{part} is missing in\n{text}");
     }
 }
+
+#[test]
+fn only_another_configuration_meets_an_objection() {
+    let (_dir, path) = main_file(GROUP);
+    let mut reloader = Reloader::start(&path).unwrap();
+    let objects = |_: &Spec| Some("it takes much".to_owned());
+    assert_eq!(reloader.reload(objects).unwrap(), "nothing has changed");
+    fs::write(&path, format!("{GROUP}[api]\nsocket = \"/run/other.sock\"\n")).unwrap();
+    reloader.reload(objects).unwrap();
+    assert!(reloader.waiting().unwrap().contains("[api]"));
+    fs::write(&path, format!("{GROUP}[mode]\nballoon = \"enforce\"\n")).unwrap();
+    let held = reloader.reload(objects).unwrap_err();
+    assert_eq!(held.to_string(), "it takes much");
+    assert_ne!(reloader.spec().modes.balloon, Mode::Enforce);
+    reloader.reload(objects).unwrap();
+    assert_eq!(reloader.spec().modes.balloon, Mode::Enforce);
+}

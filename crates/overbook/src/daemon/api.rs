@@ -194,7 +194,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_process_that_asks_too_much_or_makes_no_sense_is_none_of_ours() {
-        let ask = |id| line(&Numbered { id, what: Question::Pause }).unwrap();
+        let ask = |id| line(&Numbered { id, what: Question::Pause(model::Scope::Host) }).unwrap();
         let many: Vec<u8> = (0..=MOST_OPEN as u64).flat_map(ask).collect();
         assert_eq!(end_of(&many).await, "it asks more than 32 questions at a time");
         let few = &many[..many.len() - ask(MOST_OPEN as u64).len()];

@@ -7,6 +7,7 @@
 //! because a VM of another group could come unnoticed. Merged pages then stay merged; `overbook
 //! release` restores everything.
 
+use api::verdict::HOST_PAUSED;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -123,6 +124,11 @@ impl HostKsm {
         }
     }
 
+    /// Whether Overbook has changed KSM's settings.
+    pub(super) fn is_driven(&self) -> bool {
+        self.driver.known().is_driven
+    }
+
     /// Waits until KSM has stopped scanning.
     pub(super) async fn rested(&self) {
         if let Some(Err(error)) = self.driver.ask(KsmOrder::Rest, FAREWELL).await {
@@ -160,7 +166,7 @@ fn why_not(
 ) -> Option<String> {
     match may {
         Err(refusal) => Some(refusal.to_string()),
-        Ok(_) if is_paused => Some("Overbook is paused".to_owned()),
+        Ok(_) if is_paused => Some(HOST_PAUSED.to_owned()),
         Ok(_) if known.is_driven => None,
         Ok(_) => Some(known.trouble.clone().unwrap_or_else(|| {
             format!(

@@ -8,10 +8,12 @@ use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
 use api::moves::Moves;
-use api::wire::LoanStatus;
+use api::shown::change_words;
+use api::wire::{LoanStatus, Words};
 use drivers::is_first_contact;
 use model::plan::Change;
-use model::{Action, Bytes, HostView, Link, Mode, Plan, Reason, VmName};
+use model::{Action, Bytes, GroupName, HostView, Link, Mode, Plan, Reason, VmName};
+use sys::log;
 
 use crate::loan_news::LoanNews;
 pub(super) use sys::log::{info, warn};
@@ -20,7 +22,7 @@ pub(super) use sys::log::{info, warn};
 #[derive(Debug, Default)]
 pub(super) struct Log {
     recommended: BTreeMap<VmName, Recommended>,
-    troubles: BTreeMap<VmName, &'static str>,
+    troubles: BTreeMap<VmName, KnownTrouble>,
     host: Option<String>,
     loans: LoanNews,
     /// The number of the latest logged news of a move between hosts.
@@ -60,25 +62,27 @@ impl Log {
             if let Some(change) = decision.change.as_ref().filter(|change| !change.is_repeat)
                 && self.is_news(vm, change, plan.mode)
             {
-                let Action::Resize { target, .. } = &change.action;
-                let verb = if plan.mode == Mode::Enforce { "gets" } else { "would get" };
-                info(&format!("{vm} {verb} {target}: {}", change.reason));
+                let code = Words::of(&change.reason).code;
+                let group = decision.group.as_ref().map_or("", GroupName::as_str);
+                let fields = [("VM", vm.as_str()), ("GROUP", group), ("REASON", &*code)];
+                log::info_with(&format!("{vm}: {}", words(change, plan.mode)), &fields);
             }
         }
         self.recommended.retain(|vm, _| view.vms.contains_key(vm));
         for (lender, loan) in self.loans.of(plan, plan.at.0) {
             let verb = if plan.mode == Mode::Enforce { "" } else { "recommended: " };
-            info(&format!("{verb}{}", LoanStatus::of(lender, loan).words()));
+            let text = format!("{verb}{}", LoanStatus::of(lender, loan).words());
+            log::info_with(&text, &[("GROUP", lender.as_str())]);
         }
         for (vm, seen) in &view.vms {
             let refusals = plan.vms.get(vm).map_or(&[][..], |d| &d.refusals[..]);
-            self.tell_trouble(vm, trouble(&seen.link, refusals));
+            self.tell_trouble(vm, seen.incarnation, trouble(&seen.link, refusals));
         }
         let gone: Vec<VmName> =
             self.troubles.keys().filter(|vm| !view.vms.contains_key(*vm)).cloned().collect();
         for vm in gone {
             self.troubles.remove(&vm);
-            info(&format!("{vm}: gone"));
+            log::info_with(&format!("{vm}: gone"), &[("VM", vm.as_str())]);
         }
         let host = plan.host.first().map(ToString::to_string);
         if host != self.host {
@@ -105,26 +109,72 @@ impl Log {
     /// Logs the news of VMs that change hosts.
     pub(super) fn tell_moves(&mut self, moves: &Moves) {
         for news in moves.since(self.moves) {
-            info(&format!("{}: {}", news.vm, news.progress));
+            let text = format!("{}: {}", news.vm, news.progress);
+            log::info_with(&text, &[("VM", news.vm.as_str())]);
         }
         self.moves = moves.latest();
     }
 
-    fn tell_trouble(&mut self, vm: &VmName, trouble: Option<(&'static str, String)>) {
+    fn tell_trouble(
+        &mut self,
+        vm: &VmName,
+        incarnation: u64,
+        trouble: Option<(&'static str, String)>,
+    ) {
         let (kind, text) = trouble.unwrap_or(("", "in good order".to_owned()));
-        let known = self.troubles.insert(vm.clone(), kind);
-        match (known, kind) {
-            (_, NEW) => {}
-            (Some(before), now) if before == now => {}
-            (None | Some(NEW), "") => info(&format!("{vm}: found")),
-            (_, "") => info(&format!("{vm}: {text}")),
-            _ => warn(&format!("{vm}: {text}")),
+        let now = KnownTrouble { kind, incarnation };
+        let known = self.troubles.insert(vm.clone(), now);
+        let known = known
+            .filter(|known| [0, incarnation].contains(&known.incarnation))
+            .map(|known| known.kind);
+        let fields = [("VM", vm.as_str())];
+        for line in news_of(vm, known, kind, &text) {
+            match kind {
+                "" => log::info_with(&line, &fields),
+                _ => log::warn_with(&line, &fields),
+            }
         }
+    }
+}
+
+/// A change in words.
+fn words(change: &Change, mode: Mode) -> String {
+    let Action::Resize { target, .. } = &change.action;
+    let prefix = if mode == Mode::Enforce { "" } else { "recommended: " };
+    let words = change_words(change.is_take, *target, &change.reason.to_string());
+    format!("{prefix}{words}")
+}
+
+/// A VM's trouble that was told last.
+#[derive(Clone, Copy, Debug)]
+struct KnownTrouble {
+    kind: &'static str,
+    /// Another incarnation of this name is another VM. 0: it was not known.
+    incarnation: u64,
+}
+
+/// The lines about a VM whose trouble was `known` and is of this `kind` now.
+fn news_of(
+    vm: &VmName,
+    known: Option<&'static str>,
+    kind: &'static str,
+    text: &str,
+) -> Vec<String> {
+    let is_new = matches!(known, None | Some(NEW));
+    match kind {
+        NEW => Vec::new(),
+        _ if known == Some(kind) => Vec::new(),
+        "" if is_new => vec![format!("{vm}: found")],
+        "" | DOWN => vec![format!("{vm}: {text}")],
+        _ if is_new => vec![format!("{vm}: found; {text}")],
+        _ => vec![format!("{vm}: {text}")],
     }
 }
 
 /// A VM that was discovered but not yet contacted: no news.
 const NEW: &str = "new";
+/// A VM whose QEMU does not answer.
+const DOWN: &str = "down";
 
 /// A lasting trouble of a VM: its kind and its words. The kind tells news from repetition,
 /// because the words hold figures that change every second.
@@ -133,7 +183,7 @@ fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
         return Some((NEW, String::new()));
     }
     if let Link::Down { why, .. } = link {
-        return Some(("down", Reason::Unreachable { why: why.clone() }.to_string()));
+        return Some((DOWN, Reason::Unreachable { why: why.clone() }.to_string()));
     }
     refusals.iter().find_map(|reason| {
         let kind = match reason {
@@ -142,6 +192,7 @@ fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
             Reason::ImplausibleStats { .. } => "implausible",
             Reason::NoStats => "no statistics",
             Reason::MovedByOthers { .. } => "moved by others",
+            Reason::ManagersBalloon { .. } => "moved by its manager",
             _ => return None,
         };
         Some((kind, reason.to_string()))
@@ -161,6 +212,28 @@ mod tests {
             is_repeat: false,
             reason: Reason::Idle { free: Bytes::mib(free_mib), needed_by: "db".into() },
         }
+    }
+
+    #[test]
+    fn a_vm_is_found_also_where_something_is_wrong_with_it() {
+        let vm = VmName::from("web");
+        let news = |known, kind| news_of(&vm, known, kind, "its guest is silent");
+        assert!(news(None, NEW).is_empty());
+        assert_eq!(news(Some(NEW), ""), ["web: found"]);
+        assert_eq!(news(Some(NEW), "no statistics"), ["web: found; its guest is silent"]);
+        assert_eq!(news(None, DOWN), ["web: its guest is silent"], "nothing of it is known");
+        assert_eq!(news(Some(""), "no statistics"), ["web: its guest is silent"]);
+        assert!(news(Some("no statistics"), "no statistics").is_empty());
+    }
+
+    #[test]
+    fn a_take_is_told_as_one() {
+        let told = |is_take, mode| words(&change(435, is_take, 77), mode);
+        let why = change(435, true, 77).reason.to_string();
+        assert_eq!(told(true, Mode::Enforce), format!("target lowered to 435 MiB: {why}"));
+        assert_eq!(told(false, Mode::Enforce), format!("target raised to 435 MiB: {why}"));
+        let expected = format!("recommended: target lowered to 435 MiB: {why}");
+        assert_eq!(told(true, Mode::Recommend), expected);
     }
 
     #[test]

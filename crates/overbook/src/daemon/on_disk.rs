@@ -12,9 +12,11 @@ const ANY: Span = Span { since_wall_ms: 0, until_wall_ms: u64::MAX, limit: 1 };
 pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
     let outcome = match question {
         Question::Sign
-        | Question::Pause
-        | Question::Resume
-        | Question::Release
+        | Question::Pause(_)
+        | Question::Resume(_)
+        | Question::Release(_)
+        | Question::PreviewRelease
+        | Question::Lender(_)
         | Question::Reload { .. } => return None,
         Question::History { vm, span } => {
             let read = |span: Span| history::read(file, vm, span.wall_ms(), span.limit);

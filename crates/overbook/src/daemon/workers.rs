@@ -14,18 +14,21 @@ mod keeper;
 mod shared;
 mod shims;
 
+use api::verdict::HOST_PAUSED;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::LazyLock;
 
 use model::view::{Mechanism, SWITCHED_OFF};
 use model::{
-    Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Plan, Reading,
-    Spec, Time, TrackingBudget, VmName, VmView,
+    Action, AttachSpec, Bytes, GroupName, GroupSpec, Hold, HostView, Means, Migration, Pauses,
+    Plan, Reading, Spec, Time, TrackingBudget, VmName, VmView,
 };
 use sys::clock::boot_now;
 use sys::features::{self, Feature, Finding};
 use sys::process::Identity;
 
+use cgroup::CgroupRecord;
 use drivers::{has_socket, identity::process_of};
 use keeper::Keeper;
 use shared::Shared;
@@ -43,6 +46,8 @@ const ALL: [Mechanism; 4] =
 /// Name of the worker for VMs without a group. No configured group can have this name.
 static OF_NO_GROUP: LazyLock<GroupName> = LazyLock::new(|| GroupName::from("(no group)"));
 const NO_GROUP: &str = "it belongs to no group";
+const PAUSED: &str = "paused by the operator";
+const RELEASED: &str = "released by the operator";
 
 /// Mechanisms that are not applied to a VM, each with the reason.
 type Limits = BTreeMap<Mechanism, String>;
@@ -67,9 +72,17 @@ pub(super) struct Workers {
     /// Why the host cannot page out. The outer `None`: not probed yet.
     why_not_paged: Option<Option<String>>,
     is_paused: bool,
+    /// VMs and groups on which nothing is changed.
+    pauses: Pauses,
+    cgroups: CgroupRecord,
 }
 
 impl Workers {
+    /// No workers yet. Removes the cgroups that workers of earlier daemons have left.
+    pub(super) fn in_state(directory: &Path) -> Self {
+        Self { cgroups: CgroupRecord::in_state(directory), ..Self::default() }
+    }
+
     /// Finds the VMs to work on, and puts the workers' reports into the view.
     pub(super) fn look(&mut self, spec: &Spec, view: &mut HostView) {
         self.shims.look(view.vms.values().filter_map(process_of));
@@ -107,7 +120,7 @@ impl Workers {
             }
         }
         for (group, vms) in orders {
-            let keeper = Keeper::start(group.clone());
+            let keeper = Keeper::start(group.clone(), self.cgroups.clone());
             keeper.order(vms);
             self.groups.insert(group, keeper);
         }
@@ -138,6 +151,8 @@ impl Workers {
     fn decided(&self, name: &VmName, mut order: Order, plan: &Plan) -> Order {
         order.freed.keep = plan.takes.get(name).map(|take| take.keep);
         let target = self.resident.get(name).filter(|(life, _)| *life == order.incarnation);
+        // Of a paused VM nothing more is paged out.
+        let target = target.filter(|_| !order.keeps_shares);
         order.resident = order.resident.map(|all| target.map_or(all, |(_, target)| *target));
         order
     }
@@ -151,12 +166,15 @@ impl Workers {
     ) -> (Option<(GroupName, Order)>, Limits) {
         let sharer = self.shared.group_of(vm.incarnation);
         let own = spec.group_of(name);
+        let hold = self.pauses.hold(name, own.map(|(group, _)| group));
+        let own = own.filter(|_| hold != Some(Hold::Released));
         let (group, budget, mut limits) = match (own, sharer) {
             // Pages of two groups are never shared, also while a VM moves from one to the other.
             (_, Some(former)) if own.is_none_or(|(group, _)| group != former) => {
                 let why = format!("what it shares with VMs of group {former} is unshared first");
                 (former, TrackingBudget::Off, all_of(&why))
             }
+            _ if hold == Some(Hold::Released) => return (None, all_of(RELEASED)),
             (None, _) if spec.host.attach == AttachSpec::Off => {
                 return (None, all_of(NO_GROUP));
             }
@@ -184,6 +202,12 @@ impl Workers {
                 } else if let Some(Some(why)) = &self.why_not_paged {
                     limits.entry(Mechanism::Cold).or_insert_with(|| why.clone());
                 }
+                let keeps_shares = hold == Some(Hold::Kept);
+                if keeps_shares {
+                    for mechanism in [Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold] {
+                        limits.entry(mechanism).or_insert_with(|| PAUSED.to_owned());
+                    }
+                }
                 let order = Order {
                     incarnation: vm.incarnation,
                     pid: process.pid,
@@ -200,6 +224,7 @@ impl Workers {
                         keep: None,
                     },
                     resident: self.is_paged(own, attach.is_some()).then_some(vm.ram),
+                    keeps_shares,
                 };
                 (Some((group.clone(), order)), limits)
             }
@@ -252,7 +277,7 @@ impl Workers {
             return Err("its RAM is not known yet");
         }
         if self.is_paused {
-            return Err("Overbook is paused");
+            return Err(HOST_PAUSED);
         }
         // The shim detaches by itself when it sees a migration, but should not have to.
         if vm.migration == Migration::Active {
@@ -265,7 +290,11 @@ impl Workers {
     fn show(&mut self, view: &mut HostView) {
         let now = boot_now();
         for (group, keeper) in &self.groups {
-            view.workers.insert(group.clone(), Reading::new(keeper.reading(), now));
+            // A group whose VMs need no worker has none, which is no fault.
+            let worker = keeper.reading();
+            if worker.pid.is_some() || !keeper.vms().is_empty() {
+                view.workers.insert(group.clone(), Reading::new(worker, now));
+            }
             let reports = keeper.reports();
             for name in keeper.vms() {
                 let Some(vm) = view.vms.get_mut(&name) else { continue };
@@ -311,6 +340,17 @@ impl Workers {
                 keeper.order(BTreeMap::new());
             }
         }
+    }
+
+    /// From now on changes nothing on these VMs and groups. Measuring goes on, except of released
+    /// VMs: their shared and paged-out memory becomes their own.
+    pub(super) fn set_pauses(&mut self, pauses: Pauses) {
+        self.pauses = pauses;
+    }
+
+    /// Forgets what was decided about these VMs' resident memory.
+    pub(super) fn forget(&mut self, is_meant: impl Fn(&VmName) -> bool) {
+        self.resident.retain(|name, _| !is_meant(name));
     }
 
     /// Ends every worker. Shared and paged-out memory stays as it is.
@@ -366,6 +406,7 @@ fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
     let VmReport { tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken, .. } =
         report.value.clone();
     let VmReport { cold, why_not_paged_out, .. } = report.value.clone();
+    vm.shim.clone_from(&report.value.shim);
     vm.cold = cold.map(|reading| no_younger(reading, report.at));
     vm.tracking = tracking.map(|reading| no_younger(reading, report.at));
     vm.dedup = dedup.map(|reading| no_younger(reading, report.at));

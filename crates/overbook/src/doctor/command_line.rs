@@ -23,7 +23,7 @@ pub(super) struct CommandLine {
     pub(super) name: Option<String>,
     /// `-uuid`.
     pub(super) uuid: Option<String>,
-    /// `-id`, which Proxmox alone gives.
+    /// The number in the name of Proxmox's PID file. Only Proxmox's own QEMU knows its `-id`.
     pub(super) vmid: Option<String>,
     /// `-m`.
     pub(super) ram: Option<Bytes>,
@@ -94,7 +94,7 @@ impl CommandLine {
             match option {
                 "name" => line.name = properties(value, "guest").take("guest"),
                 "uuid" => line.uuid = Some(value.to_owned()),
-                "id" => line.vmid = Some(value.to_owned()),
+                "pidfile" => line.vmid = vmid(value),
                 "m" => line.ram = properties(value, "size").take("size").and_then(|it| size(&it)),
                 "machine" | "M" => {
                     line.is_no_machine |= properties(value, "type").is("type", "none")
@@ -270,6 +270,12 @@ fn size(text: &str) -> Option<Bytes> {
         _ => return None,
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift).map(Bytes)
+}
+
+/// The VM's number, if this is Proxmox's PID file of a VM.
+fn vmid(path: &str) -> Option<String> {
+    let file = path.strip_prefix("/var/run/qemu-server/")?;
+    file.strip_suffix(".pid").map(str::to_owned)
 }
 
 #[cfg(test)]

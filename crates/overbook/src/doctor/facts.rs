@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use model::proxmox::ProxmoxConf;
 use model::view::MemoryLimit;
 
 use super::command_line::CommandLine;
@@ -26,9 +27,21 @@ pub(super) struct VmFacts {
     pub(super) namesakes: Vec<u32>,
     /// The configuration of Proxmox for it.
     pub(super) proxmox: Option<ProxmoxConf>,
+    /// The labels that Proxmox gives it.
+    pub(super) labels: Vec<String>,
     pub(super) wanted: VmRules,
     /// The running daemon's view of it.
     pub(super) told: Option<DaemonView>,
+}
+
+impl VmFacts {
+    /// Whether libvirt stands in for a socket: the daemon knows the VM, and misses none.
+    pub(super) fn is_served_by_libvirt(&self) -> bool {
+        let misses = |told: &DaemonView| {
+            told.unsupported.iter().any(|(_, why)| why.starts_with("no QMP socket"))
+        };
+        self.started_by == StartedBy::Libvirt && self.told.as_ref().is_some_and(|it| !misses(it))
+    }
 }
 
 /// The program that has started a VM, which decides where it is configured.
@@ -125,17 +138,6 @@ impl Shim {
     }
 }
 
-/// The relevant lines of Proxmox's configuration of a VM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct ProxmoxConf {
-    /// `memory`, in MiB.
-    pub(super) memory: Option<u64>,
-    /// `balloon`, in MiB.
-    pub(super) balloon: Option<u64>,
-    pub(super) shares: Option<u64>,
-    pub(super) args: Option<String>,
-}
-
 /// The configuration's rules for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct VmRules {
@@ -153,6 +155,8 @@ pub(super) struct VmRules {
 /// The daemon's view of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DaemonView {
+    /// The difference of its shim from this release's.
+    pub(super) shim_differs: Option<String>,
     /// Why QEMU does not answer.
     pub(super) link_error: Option<String>,
     /// Mechanisms that the VM cannot take part in, by their names in the API, with the reasons.

@@ -45,7 +45,7 @@ pub(super) fn facts(spec: &Spec, tried: &[Tried]) -> HostFacts {
     };
     let no_shim = [Feature::Userfaultfd, Feature::UffdioMove, Feature::PagemapScan];
     HostFacts {
-        globs: spec.host.qmp.clone(),
+        globs: spec.host.globs(),
         no_paging: missing(Feature::PagesOutside),
         no_shim: no_shim.into_iter().find_map(missing),
         no_shim_paging: missing(Feature::MovesSwapped),
@@ -210,19 +210,19 @@ pub(super) fn of_directories(spec: &Spec, files: &[SocketFile]) -> Vec<Diagnosis
     }
     for SocketFile { path, state } in files {
         let path = path.display();
-        let remedy = Some(Remedy::shell(format!("rm {}", quoted(&path.to_string()))));
         match state {
             SocketState::Stale => found.push(fault(
                 Cause::StaleSocket,
                 &[See],
                 format!("no process listens at {path}: its QEMU has ended"),
-                remedy,
+                Some(Remedy::shell(format!("rm {}", quoted(&path.to_string())))),
             )),
             SocketState::NoSocket => found.push(fault(
                 Cause::PlainFile,
                 &[See],
                 format!("{path} is no socket, and `qmp` names it"),
-                remedy,
+                // It may be a link to a socket that is in use, or another program's file.
+                Some(Remedy::by_hand("move it away, or let `qmp` in [host] name sockets alone")),
             )),
             SocketState::Listens { .. } => {}
         }
@@ -304,10 +304,19 @@ fn of_door(error: &ListenError) -> Diagnosis {
                 Some(remedies::config("[api]", line)),
             );
         }
-        ListenError::NotASocket(path) => format!("rm {}", quoted(&path.display().to_string())),
+        ListenError::NotASocket(_) => {
+            let line = "move it away, or name another file as `socket` in [api]";
+            return fault(Cause::Api, &[], error.to_string(), Some(Remedy::by_hand(line)));
+        }
         _ => return fault(Cause::Api, &[], error.to_string(), None),
     };
     fault(Cause::Api, &[], error.to_string(), Some(Remedy::shell(line)))
+}
+
+/// Proxmox's files cannot be read.
+pub(super) fn of_proxmox(why: &str) -> Diagnosis {
+    let remedy = Some(Remedy::shell("systemctl status pve-cluster"));
+    fault(Cause::ManagersFiles, &[See], format!("Proxmox's files cannot be read: {why}"), remedy)
 }
 
 /// Faults of the configuration.
@@ -364,7 +373,10 @@ mod tests {
         let causes: Vec<_> = found.iter().map(|it| it.cause).collect();
         assert!(causes.starts_with(&[Cause::NoDirectory]), "{found:?}");
         assert!(causes.ends_with(&[Cause::StaleSocket, Cause::PlainFile]), "{found:?}");
-        assert_eq!(found.last().unwrap().remedy.as_ref().unwrap().line, "rm /q/a.sock");
+        let remedies = found[found.len() - 2..].iter().map(|it| it.remedy.clone().unwrap());
+        let [stale, file] = remedies.collect::<Vec<_>>().try_into().unwrap();
+        assert_eq!(stale, Remedy::shell("rm /q/a.sock"));
+        assert!(!file.line.contains("rm "), "nothing else is removed: {file:?}");
         let line = |why: &str| closed(why).unwrap();
         assert_eq!(line("everybody may write to /tmp/a b"), "chmod o-w '/tmp/a b'");
         assert_eq!(line("others than root may write to /run/x"), "chmod go-w /run/x");
@@ -385,5 +397,7 @@ mod tests {
         assert!(line().contains("openssl rand"), "{}", line());
         std::fs::write(&token, "0123456789abcdef0123456789abcdef").unwrap();
         assert!(line().starts_with("chmod 600"), "{}", line());
+        let remedy = of_door(&ListenError::NotASocket("/etc/passwd".into())).remedy.unwrap();
+        assert!(remedy.line.starts_with("move it away"), "no file is removed: {remedy:?}");
     }
 }

@@ -12,10 +12,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use model::Bytes;
+use model::proxmox::ProxmoxVm;
 use sys::process::Identity;
 
 use super::command_line::CommandLine;
-use super::facts::{Backing, Objection, ProcessFacts, ProxmoxConf, Shim, StartedBy, VmFacts};
+use super::facts::{Backing, Objection, ProcessFacts, Shim, StartedBy, VmFacts};
 use super::sockets::{self, SocketFile, SocketState};
 use drivers::identity::is_qemu;
 use drivers::managers;
@@ -28,7 +29,6 @@ const MOST_BYTES: u64 = 128 << 10;
 const MOST_OF_MAPS: u64 = 16 << 20;
 const MOST_DESCRIPTORS: usize = 16 << 10;
 const SHIM: &str = "liboverbook_shim.so";
-const PROXMOX_CONF: &str = "/etc/pve/qemu-server";
 
 /// The processes of the host with a VM: those that are called like QEMU, and those that use KVM.
 pub(super) fn processes() -> BTreeSet<u32> {
@@ -59,7 +59,7 @@ pub(super) fn links(pid: u32) -> impl Iterator<Item = PathBuf> {
 
 /// The facts about a process, without those of the configuration and the daemon. `None`: it has
 /// ended, or is no VM.
-pub(super) fn vm(pid: u32, files: &[SocketFile]) -> Option<VmFacts> {
+pub(super) fn vm(pid: u32, files: &[SocketFile], proxmoxs: &[ProxmoxVm]) -> Option<VmFacts> {
     let process = Identity::of(pid)?;
     let (sender, receiver) = mpsc::channel();
     // The thread is left alone if a read blocks; it ends with this process.
@@ -79,11 +79,12 @@ pub(super) fn vm(pid: u32, files: &[SocketFile]) -> Option<VmFacts> {
     if line.is_no_machine {
         return None;
     }
-    let managed = managers::name_of(process);
+    let of_proxmox = |vmid: u32| proxmoxs.iter().find(|vm| vm.vmid == vmid);
+    let managed = managers::name_of(process, |vmid| of_proxmox(vmid).map(ProxmoxVm::name));
     let started_by = started_by(&line, managed.as_ref().map(|managed| managed.manager));
     let name = managed.map(|managed| managed.name.to_string()).or_else(|| line.name.clone());
     let proxmox = match &started_by {
-        StartedBy::Proxmox(id) => proxmox(&Path::new(PROXMOX_CONF).join(format!("{id}.conf"))),
+        StartedBy::Proxmox(id) => id.parse().ok().and_then(of_proxmox),
         _ => None,
     };
     let (sockets, has_client) = own(pid, &line, files);
@@ -108,7 +109,8 @@ pub(super) fn vm(pid: u32, files: &[SocketFile]) -> Option<VmFacts> {
         process: process_facts,
         sockets,
         has_client,
-        proxmox,
+        proxmox: proxmox.map(|vm| vm.conf.clone()),
+        labels: proxmox.map(|vm| vm.settings().labels).unwrap_or_default(),
         ..VmFacts::default()
     };
     process.is_alive().then_some(facts)
@@ -259,30 +261,6 @@ fn forbids_swap(pid: u32) -> Option<String> {
     Some(format!("/{}", path.display()))
 }
 
-/// Proxmox's configuration of a VM. Snapshots follow, each below its own heading.
-fn proxmox(path: &Path) -> Option<ProxmoxConf> {
-    let text = read(&path.display().to_string(), MOST_BYTES);
-    (!text.is_empty()).then(|| proxmox_in(&text))
-}
-
-fn proxmox_in(text: &str) -> ProxmoxConf {
-    let current = || text.lines().take_while(|line| !line.starts_with('['));
-    let value = |key: &str| {
-        current().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
-    };
-    // `memory` may be a list of properties.
-    let number = |key: &str| {
-        let text = value(key)?;
-        text.strip_prefix("current=").unwrap_or(text).split(',').next()?.parse().ok()
-    };
-    ProxmoxConf {
-        memory: number("memory"),
-        balloon: number("balloon"),
-        shares: number("shares"),
-        args: value("args").map(str::to_owned),
-    }
-}
-
 fn maps_of(pid: u32) -> String {
     read(&format!("/proc/{pid}/maps"), MOST_OF_MAPS)
 }
@@ -305,19 +283,6 @@ pub(super) fn read(path: &str, most: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn proxmoxs_configuration_is_read_without_its_snapshots() {
-        let text = "args: -cpu host\nballoon: 1024\nmemory: 4096\n[snap]\nshares: 0\nmemory: 1\n";
-        let expected = ProxmoxConf {
-            memory: Some(4096),
-            balloon: Some(1024),
-            shares: None,
-            args: Some("-cpu host".to_owned()),
-        };
-        assert_eq!(proxmox_in(text), expected);
-        assert_eq!(proxmox_in("memory: current=512,x=1\n").memory, Some(512));
-    }
 
     #[test]
     fn a_backing_is_the_one_of_the_mappings_that_hold_the_ram() {

@@ -3,6 +3,7 @@
 //! Sources: libvirt's domain format, `qm(1)` of Proxmox VE 8, QEMU's `-device help`, and the pages
 //! of the guide on installing and on managed VMs.
 
+use api::verdict::HOST_PAUSED;
 use std::path::{Path, PathBuf};
 
 use model::view::MemoryLimit;
@@ -108,25 +109,21 @@ pub(super) fn restart(vm: &VmFacts) -> Remedy {
     }
 }
 
-/// A QMP socket of Overbook's own.
+/// A QMP socket of Overbook's own, or the process that needs none.
 pub(super) fn socket(vm: &VmFacts, host: &HostFacts) -> Remedy {
-    let option =
-        |stem: &str| format!("unix:{},server=on,wait=off", place_for(stem, &host.globs).display());
+    let option = |path: &Path| format!("-qmp unix:{},server=on,wait=off", path.display());
     match &vm.started_by {
-        StartedBy::Hand => Remedy::qemu(format!(
-            "-qmp {}",
-            quoted_list(&option(vm.name.as_deref().unwrap_or("NAME")))
-        )),
-        StartedBy::Libvirt => {
-            // A process may write anything into its command line.
-            let is_uuid = |it: &&str| it.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
-            let uuid = vm.line.uuid.as_deref().filter(is_uuid);
-            let uuid = uuid.map_or("UUID".to_owned(), str::to_lowercase);
-            let value = option(&format!("libvirt-{uuid}"));
-            let line = format!("<qemu:arg value='-qmp'/><qemu:arg value='{value}'/>");
-            xml(vm, "<qemu:commandline>", &line)
+        StartedBy::Hand => {
+            let path = place_for(vm.name.as_deref().unwrap_or("NAME"), &host.globs);
+            let option = option(&path);
+            let words = option.split_once(' ').map(|(dash, list)| (dash, quoted_list(list)));
+            Remedy::qemu(words.map_or(String::new(), |(dash, list)| format!("{dash} {list}")))
         }
-        StartedBy::Proxmox(id) => qm_args(vm, id, &format!("-qmp {}", option(id))),
+        StartedBy::Libvirt => Remedy::shell("apt install ./overbook-libvirt_*.deb"),
+        StartedBy::Proxmox(id) => Remedy::at(
+            format!("then: qm shutdown {id} && qm start {id}"),
+            format!("overbook proxmox manage {id}"),
+        ),
     }
 }
 
@@ -190,14 +187,14 @@ pub(super) fn rename(vm: &VmFacts) -> Remedy {
     }
 }
 
-/// A balloon device.
+/// A balloon device. Without shares Proxmox leaves it to others.
 pub(super) fn balloon(vm: &VmFacts) -> Remedy {
     match &vm.started_by {
         StartedBy::Hand => Remedy::qemu("-device virtio-balloon-pci,free-page-reporting=on"),
         StartedBy::Libvirt => {
             xml(vm, "<devices>", "<memballoon model='virtio' freePageReporting='on'/>")
         }
-        StartedBy::Proxmox(id) => qm_set(id, &format!("--balloon {}", memory(vm))),
+        StartedBy::Proxmox(id) => qm_set(id, &format!("--balloon {} --shares 0", memory(vm))),
     }
 }
 
@@ -221,12 +218,11 @@ pub(super) fn reporting(vm: &VmFacts) -> Remedy {
 }
 
 /// A balloon that Proxmox leaves alone.
-pub(super) fn rest_balloon(vm: &VmFacts, memory: u64) -> Remedy {
+pub(super) fn rest_balloon(vm: &VmFacts) -> Remedy {
     match &vm.started_by {
-        StartedBy::Proxmox(id) => {
-            Remedy::shell(format!("qm set {} --balloon {memory}", quoted(id)))
-        }
+        StartedBy::Proxmox(id) => Remedy::shell(format!("qm set {} --shares 0", quoted(id))),
         StartedBy::Libvirt => {
+            let memory = memory(vm);
             Remedy::shell(format!("virsh setmem {} {memory}M --live --config", name(vm)))
         }
         StartedBy::Hand => Remedy::by_hand("stop the other program that moves its balloon"),
@@ -409,7 +405,7 @@ pub(super) fn of(cause: Cause, vm: &VmFacts) -> Option<Remedy> {
                 "swap = true",
             ))
         }
-        Cause::MovedByOthers => Some(rest_balloon(vm, memory(vm))),
+        Cause::MovedByOthers => Some(rest_balloon(vm)),
         Cause::GivesNothingBack => Some(unlock(vm)),
         Cause::Uncooperative => Some(Remedy::at("in the guest", "dmesg | grep -i balloon")),
         Cause::OldShim => Some(restart(vm)),
@@ -425,7 +421,7 @@ pub(super) fn of_words(vm: &VmFacts, words: &str) -> Option<Remedy> {
         Some(restart(vm))
     } else if is("userfaultfd is not permitted") {
         Some(userfaultfd())
-    } else if is("Overbook is paused") {
+    } else if is(HOST_PAUSED) {
         Some(Remedy::shell("overbook resume"))
     } else if is("nothing that root made says so") {
         let uid = format!("uid = \"{}\"", vm.process.uid);

@@ -1,6 +1,7 @@
 //! From the facts about a VM to its diagnoses: pure, so each rule can be tried on a table of VMs.
 
 use model::Bytes;
+use model::proxmox::ProxmoxConf;
 
 use super::facts::{Backing, DaemonView, HostFacts, Objection, Shim, StartedBy, VmFacts};
 use super::remedies::{self, Remedy};
@@ -121,7 +122,8 @@ impl Diagnoses<'_> {
             );
         }
         let is_managers = |path: &&std::path::PathBuf| {
-            OF_MANAGERS.iter().any(|directory| path.starts_with(directory))
+            let is_overbooks = path.extension().is_some_and(|it| it == "overbook");
+            !is_overbooks && OF_MANAGERS.iter().any(|directory| path.starts_with(directory))
         };
         if let Some(path) = vm.sockets.iter().find(is_managers) {
             self.add(
@@ -164,7 +166,7 @@ impl Diagnoses<'_> {
                 format!("no `qmp` in [host] names its QMP socket, {}", path.display()),
                 Some(remedies::glob_of(path, &self.host.globs)),
             );
-        } else {
+        } else if !vm.is_served_by_libvirt() {
             self.add(
                 Cause::NoSocket,
                 &LACKS,
@@ -175,9 +177,10 @@ impl Diagnoses<'_> {
         self.confinement();
     }
 
-    /// Rules that would keep QEMU from making its socket, at its next start.
+    /// Rules that would keep QEMU from making the socket on its command line, at its next start.
     fn confinement(&mut self) {
-        let Some(label) = &self.vm.process.label else { return };
+        let has_own = !self.vm.line.qmp.is_empty();
+        let Some(label) = self.vm.process.label.as_ref().filter(|_| has_own) else { return };
         let is_allowed = || self.host.apparmor.iter().any(|line| line.contains("/overbook/qmp/"));
         if label.starts_with("libvirt-") && !is_allowed() {
             self.add(
@@ -245,17 +248,12 @@ impl Diagnoses<'_> {
             ),
             Some(_) => {}
         }
-        if let Some(conf) = &vm.proxmox
-            && let (Some(memory), Some(balloon)) = (conf.memory, conf.balloon)
-            && balloon > 0
-            && balloon < memory
-            && conf.shares != Some(0)
-        {
+        if vm.proxmox.as_ref().is_some_and(ProxmoxConf::is_balanced) {
             self.add(
                 Cause::MovedByOthers,
                 &[Balloon],
-                format!("Proxmox (pvestatd) moves its balloon: {balloon} of {memory} MiB"),
-                Some(remedies::rest_balloon(vm, memory)),
+                "Proxmox (pvestatd) moves its balloon by itself, so Overbook leaves it alone",
+                Some(remedies::rest_balloon(vm)),
             );
         }
         if let Some(kind) = &vm.line.other_memory {
@@ -358,13 +356,13 @@ impl Diagnoses<'_> {
                 self.add(Cause::ShimNotLoaded, &[Sharing], reason, Some(remedies::load(path)));
                 return;
             }
-            Shim::Replaced => self.note(
-                Cause::OldShim,
-                &[],
-                "its shim's file was replaced since its start: it may speak an older version",
-                Some(remedies::restart(vm)),
-            ),
-            Shim::Loaded => {}
+            Shim::Replaced | Shim::Loaded => {}
+        }
+        let replaced = || "its shim's file was replaced since its start".to_owned();
+        let told = vm.told.as_ref().and_then(|told| told.shim_differs.clone());
+        if let Some(why) = told.or_else(|| (process.shim == Shim::Replaced).then(replaced)) {
+            let reason = format!("{why}: it works on; restart the VM when convenient");
+            self.note(Cause::OldShim, &[], reason, Some(remedies::restart(vm)));
         }
         if process.is_in_other_network {
             self.add(
@@ -487,7 +485,7 @@ impl Diagnoses<'_> {
         }
         for (code, words) in &told.refusals {
             let (cause, lacks): (_, &[Capability]) = match code.as_str() {
-                "moved_by_others" => (Cause::MovedByOthers, &[Balloon]),
+                "moved_by_others" | "managers_balloon" => (Cause::MovedByOthers, &[Balloon]),
                 "gives_nothing_back" => (Cause::GivesNothingBack, &[Balloon]),
                 "uncooperative" => (Cause::Uncooperative, &[Balloon]),
                 "swapless" => (Cause::NoGuestSwap, &[Balloon]),
@@ -518,12 +516,18 @@ impl Diagnoses<'_> {
                 _ => continue,
             };
             let is_old = words.contains("speaks version");
-            let is_choice = words.starts_with("switched off") || words.contains("no group");
+            let is_choice = words.starts_with("switched off")
+                || ["no group", "by the operator"].iter().any(|part| words.contains(part));
             // It ends by itself in a moment.
-            let is_passing =
-                ["not reported", "not asked yet", "is not known yet", "migration is running"]
-                    .iter()
-                    .any(|part| words.contains(part));
+            let is_passing = [
+                "resting: ",
+                "not reported",
+                "not asked yet",
+                "is not known yet",
+                "migration is running",
+            ]
+            .iter()
+            .any(|part| words.contains(part));
             // Choices were read in the configuration.
             if is_choice || is_passing || (self.lacks(capability) && !is_old) {
                 continue;

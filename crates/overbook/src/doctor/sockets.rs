@@ -2,11 +2,16 @@
 //! socket serves one client at a time, and that may be a manager's or the daemon's.
 //!
 //! The kernel lists the unix sockets of a network namespace by the path at which they were bound
-//! (`/proc/net/unix`). A path may lead through links, so files are compared, not paths.
+//! (`/proc/net/unix`). A path may lead through links, so files are compared, not paths. These
+//! tables are never complete: a listener may be in a namespace of a process that is not looked at.
+//! So only the kernel's answer for the file itself proves that no process listens ([`refuses`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// Most files that are looked at: other users may be able to make more.
 const MOST: usize = 16 << 10;
@@ -25,9 +30,9 @@ pub(super) struct SocketFile {
 /// The state of such a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SocketState {
-    /// Sockets with these inodes listen there.
+    /// Sockets with these inodes listen there; none: it is not known which.
     Listens { inodes: BTreeSet<u64>, has_client: bool },
-    /// A socket at which no process listens.
+    /// A socket at which surely no process listens.
     Stale,
     /// It is no socket.
     NoSocket,
@@ -63,32 +68,32 @@ pub(super) fn survey(globs: &[String], pids: &[u32]) -> Vec<SocketFile> {
             by_file.entry(file).or_default().push(line);
         }
     }
-    paths
-        .into_iter()
-        .map(|path| SocketFile { state: state(&path, &by_file, &lines), path })
-        .collect()
+    paths.into_iter().map(|path| SocketFile { state: state(&path, &by_file), path }).collect()
 }
 
-fn state(
-    path: &Path,
-    by_file: &BTreeMap<(u64, u64), Vec<&SocketLine>>,
-    all: &[SocketLine],
-) -> SocketState {
+fn state(path: &Path, by_file: &BTreeMap<(u64, u64), Vec<&SocketLine>>) -> SocketState {
     if !path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket()) {
         return SocketState::NoSocket;
     }
     let of_file = file_of(path).and_then(|file| by_file.get(&file)).into_iter().flatten();
-    let inodes = of_file.clone().filter(|line| line.listens).map(|line| line.inode).collect();
-    let has_client = of_file.clone().any(|line| line.is_connected);
-    let inodes: BTreeSet<u64> = inodes;
-    // It may be the one of a relative path.
-    let may_be = |line: &SocketLine| {
-        line.listens && !line.path.is_absolute() && line.path.file_name() == path.file_name()
-    };
-    if inodes.is_empty() && !all.iter().any(may_be) {
+    let inodes: BTreeSet<u64> =
+        of_file.clone().filter(|line| line.listens).map(|line| line.inode).collect();
+    if inodes.is_empty() && refuses(path) {
         return SocketState::Stale;
     }
+    let has_client = of_file.clone().any(|line| line.is_connected);
     SocketState::Listens { inodes, has_client }
+}
+
+/// Whether no process of any namespace listens at the file. `false` also where that is not known.
+///
+/// A datagram socket cannot connect to a stream socket. The kernel tells that by another error than
+/// the absence of a listener, and the listener hears nothing of it.
+fn refuses(path: &Path) -> bool {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let address = SocketAddrUnix::new(path);
+    let (Ok(socket), Ok(address)) = (socket, address) else { return false };
+    connect(&socket, &address) == Err(Errno::CONNREFUSED)
 }
 
 fn file_of(path: &Path) -> Option<(u64, u64)> {
@@ -175,6 +180,22 @@ mod tests {
             matches!(found[0].state, SocketState::Listens { has_client: true, .. }),
             "{found:?}"
         );
+    }
+
+    #[test]
+    fn a_listener_that_no_table_names_keeps_its_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let state_of = || state(&path, &BTreeMap::new());
+        let unknown = SocketState::Listens { inodes: BTreeSet::new(), has_client: false };
+        assert_eq!(state_of(), unknown);
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "nothing has connected");
+        drop(listener);
+        assert_eq!(state_of(), SocketState::Stale);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(state_of(), SocketState::NoSocket);
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use model::Bytes;
+use model::proxmox::ProxmoxConf;
 use model::view::MemoryLimit;
 
 use super::command_line::CommandLine;
 use super::facts::{
-    Backing, DaemonView, HostFacts, Objection, ProcessFacts, ProxmoxConf, Shim, StartedBy, VmFacts,
-    VmRules,
+    Backing, DaemonView, HostFacts, Objection, ProcessFacts, Shim, StartedBy, VmFacts, VmRules,
 };
 use super::{Availability, Capability, Cause, Diagnosis, ExaminedVm, rules};
 
@@ -50,10 +50,7 @@ const PROXMOX: &str = "/usr/bin/kvm -id 101 -name web-1,debug-threads=on -no-shu
     -qmp unix:/run/overbook/qmp/101.sock,server=on,wait=off";
 
 fn host() -> HostFacts {
-    HostFacts {
-        globs: ["/run/overbook/qmp/*.sock", "/run/overbook/qmp/*/*.sock"].map(str::to_owned).into(),
-        ..HostFacts::default()
-    }
+    HostFacts { globs: model::config::parse(&[]).unwrap().host.qmp, ..HostFacts::default() }
 }
 
 /// A VM of a group that has all that it wants.
@@ -119,6 +116,19 @@ fn vms_in_good_order_have_nothing_to_mend() {
 }
 
 #[test]
+fn a_socket_in_proxmoxs_directory_is_overbooks_by_its_ending() {
+    let own = |ending: &str| {
+        let line = PROXMOX.replace("/run/overbook/qmp/101.sock", &format!("/q/101.{ending}"));
+        let line = line.replace("/q/", "/run/qemu-server/");
+        let sockets = vec![format!("/run/qemu-server/101.{ending}").into()];
+        VmFacts { sockets, ..vm(&line) }
+    };
+    assert_eq!(faults(&own("overbook"), &host()), []);
+    let line = "overbook proxmox manage 101";
+    expect("Proxmox's own", &own("qmp"), Cause::ManagersSocket, Capability::See, line);
+}
+
+#[test]
 fn a_vm_without_a_socket_gets_the_line_of_its_manager() {
     use Cause::NoSocket;
     let none = |line: &str| {
@@ -129,15 +139,8 @@ fn a_vm_without_a_socket_gets_the_line_of_its_manager() {
     let see = Capability::See;
     let line = "-qmp unix:/run/overbook/qmp/web-1.sock,server=on,wait=off";
     expect("plain", &none(PLAIN), NoSocket, see, line);
-    let line = format!("<qemu:arg value='unix:/run/overbook/qmp/libvirt-{UUID}.sock,server=on");
-    expect("libvirt", &none(LIBVIRT), NoSocket, see, &line);
-    let line = "qm set 101 --args '-qmp unix:/run/overbook/qmp/101.sock,server=on,wait=off'";
-    expect("Proxmox", &none(PROXMOX), NoSocket, see, line);
-    // The present arguments stay.
-    let conf = ProxmoxConf { args: Some("-cpu host".to_owned()), ..ProxmoxConf::default() };
-    let vm = VmFacts { proxmox: Some(conf), ..none(PROXMOX) };
-    let line = "--args '-cpu host -qmp unix:/run/overbook/qmp/101.sock";
-    expect("Proxmox with arguments", &vm, NoSocket, see, line);
+    expect("libvirt", &none(LIBVIRT), NoSocket, see, "apt install ./overbook-libvirt_*.deb");
+    expect("Proxmox", &none(PROXMOX), NoSocket, see, "overbook proxmox manage 101");
 }
 
 #[test]
@@ -151,7 +154,7 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
     let device = "-device virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on";
     let mut none = with(PROXMOX, device, "");
     none.proxmox = Some(ProxmoxConf { memory: Some(2048), balloon: Some(0), ..Default::default() });
-    expect("no balloon", &none, Cause::NoBalloon, Balloon, "qm set 101 --balloon 2048");
+    expect("no balloon", &none, Cause::NoBalloon, Balloon, "qm set 101 --balloon 2048 --shares 0");
 
     let off = with(PLAIN, ",free-page-reporting=on", "");
     expect("no reporting", &off, Cause::NoReporting, FreePages, "free-page-reporting=on");
@@ -193,7 +196,7 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
     let mut moved = vm(PROXMOX);
     let conf = ProxmoxConf { memory: Some(2048), balloon: Some(1024), ..ProxmoxConf::default() };
     moved.proxmox = Some(conf.clone());
-    expect("pvestatd", &moved, Cause::MovedByOthers, Balloon, "qm set 101 --balloon 2048");
+    expect("pvestatd", &moved, Cause::MovedByOthers, Balloon, "qm set 101 --shares 0");
     moved.proxmox = Some(ProxmoxConf { shares: Some(0), ..conf });
     assert_eq!(faults(&moved, &host()), [], "without shares Proxmox leaves it alone");
 
@@ -256,7 +259,10 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
 
     let mut managers = vm(PROXMOX);
     managers.sockets = vec!["/var/run/qemu-server/101.qmp".into()];
-    expect("its manager's", &managers, Cause::ManagersSocket, See, "qm set 101 --args");
+    expect("its manager's", &managers, Cause::ManagersSocket, See, "overbook proxmox manage 101");
+    let mut own = vm(PROXMOX);
+    own.sockets = vec!["/run/qemu-server/101.overbook".into()];
+    assert_eq!(faults(&own, &host()), [], "for Overbook, in its manager's directory");
     let mut busy = vm(PLAIN);
     busy.has_client = true;
     expect("in use", &busy, Cause::SocketInUse, See, "-qmp unix:");
@@ -273,20 +279,24 @@ fn the_right_reason_is_named_for_vms_that_are_broken_in_one_way_each() {
 }
 
 #[test]
-fn a_confined_qemu_without_a_socket_also_needs_a_rule_for_it() {
+fn a_confined_qemu_also_needs_a_rule_for_its_own_socket() {
     let mut confined = vm(LIBVIRT);
-    confined.line.qmp.clear();
     confined.sockets.clear();
     confined.process.label = Some(format!("libvirt-{UUID}"));
     let causes = |vm: &VmFacts, host: &HostFacts| -> Vec<_> {
         faults(vm, host).into_iter().map(|it| it.cause).collect()
     };
-    assert_eq!(causes(&confined, &host()), [Cause::NoSocket, Cause::AppArmor]);
+    assert_eq!(causes(&confined, &host()), [Cause::SocketGone, Cause::AppArmor]);
     let found = faults(&confined, &host());
     let line = &found[1].remedy.as_ref().unwrap().line;
     assert_eq!(line, "/run/overbook/qmp/@{profile_name}.sock rw,");
     let allowed = HostFacts { apparmor: [line.clone()].into(), ..host() };
-    assert_eq!(causes(&confined, &allowed), [Cause::NoSocket]);
+    assert_eq!(causes(&confined, &allowed), [Cause::SocketGone]);
+    let none = VmFacts {
+        line: CommandLine { qmp: Vec::new(), ..confined.line.clone() },
+        ..confined.clone()
+    };
+    assert_eq!(causes(&none, &host()), [Cause::NoSocket], "libvirt's own calls need no socket");
     confined.process.label = Some("system_u:system_r:svirt_t:s0:c1,c2".to_owned());
     let found = faults(&confined, &host());
     let line = &found[1].remedy.as_ref().unwrap().line;
@@ -296,12 +306,33 @@ fn a_confined_qemu_without_a_socket_also_needs_a_rule_for_it() {
     );
 }
 
+#[test]
+fn a_domain_that_libvirt_tells_of_needs_no_socket() {
+    let served = |why: &str| VmFacts {
+        told: Some(DaemonView {
+            unsupported: vec![("balloon".to_owned(), why.to_owned())],
+            ..DaemonView::default()
+        }),
+        sockets: Vec::new(),
+        line: CommandLine { qmp: Vec::new(), ..vm(LIBVIRT).line },
+        ..vm(LIBVIRT)
+    };
+    let has_cause =
+        |vm: &VmFacts| rules::diagnose(vm, &host()).iter().any(|it| it.cause == Cause::NoSocket);
+    assert!(has_cause(&served("no QMP socket of it is named in [host] `qmp`")));
+    let mut served = served("switched off");
+    assert!(!has_cause(&served));
+    served.told.as_mut().unwrap().link_error = Some("libvirt has not told of it".to_owned());
+    expect("silent", &served, Cause::Told, Capability::See, "");
+}
+
 /// The daemon's reasons count where the facts tell none.
 #[test]
 fn the_daemon_adds_reasons_that_only_the_guest_or_a_worker_tells() {
     let told = |refusal: (&str, &str), unsupported: (&str, &str)| {
         let own = |(one, other): (&str, &str)| (one.to_owned(), other.to_owned());
         let told = DaemonView {
+            shim_differs: None,
             link_error: None,
             unsupported: vec![own(unsupported)],
             refusals: vec![own(refusal)],
@@ -351,6 +382,8 @@ fn the_daemon_adds_reasons_that_only_the_guest_or_a_worker_tells() {
     for (refusal, unsupported, cause, lacks, remedy) in cases {
         expect(refusal.1, &told(refusal, unsupported), cause, lacks, remedy);
     }
+    let released = ("tracking", "released by the operator");
+    assert_eq!(faults(&told(nothing, released), &host()), []);
     let mut down = told(nothing, off);
     down.told.as_mut().unwrap().link_error = Some("QEMU does not answer".to_owned());
     expect("down", &down, Cause::Told, Capability::See, "");
@@ -358,6 +391,26 @@ fn the_daemon_adds_reasons_that_only_the_guest_or_a_worker_tells() {
     let mut locked = told(("gives_nothing_back", "its balloon gives nothing back"), off);
     locked.line.is_locked = true;
     expect("locked", &locked, Cause::Locked, Capability::Balloon, "mem-lock=on");
+}
+
+#[test]
+fn a_shim_of_another_release_is_a_note_by_its_file_and_by_its_worker() {
+    let old = |vm: &VmFacts| {
+        let found = rules::diagnose(vm, &host());
+        assert!(found.iter().all(|it| !it.is_fault), "{found:?}");
+        let mut found = found.into_iter().filter(|it| it.cause == Cause::OldShim);
+        let only = found.next().map(|it| it.reason);
+        assert!(found.next().is_none());
+        only.unwrap_or_default()
+    };
+    let mut replaced = vm(PLAIN);
+    assert_eq!(old(&replaced), "");
+    replaced.process.shim = Shim::Replaced;
+    assert!(old(&replaced).contains("file was replaced since its start: it works on; restart"));
+    let differs = "its shim speaks version 9 of the protocol, and this Overbook 10".to_owned();
+    let told = DaemonView { shim_differs: Some(differs), ..DaemonView::default() };
+    let told = VmFacts { told: Some(told), ..replaced };
+    assert!(old(&told).starts_with("its shim speaks version 9 of the protocol"), "{}", old(&told));
 }
 
 #[test]

@@ -167,7 +167,7 @@ impl Track {
             used: policy::used(view).map(|r| r.value),
             balloon: view.balloon.map(|r| r.value),
             target: decision.and_then(|decision| decision.target),
-            swap_per_s: self.meter.rate(view),
+            swap_per_s: self.meter.rate(view, tick.at),
             working_set: young(view.tracking.as_ref(), tick.at, tuning::USED_STALE_AFTER)
                 .and_then(|t| t.working_set),
             dedup: young(view.dedup.as_ref(), tick.at, tuning::USED_STALE_AFTER).copied(),

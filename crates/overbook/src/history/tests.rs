@@ -64,6 +64,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         waits_for_restart: None,
         history_error: None,
         pool: None,
+        lender: None,
         ticks: TickTimes::default(),
     }
 }

@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
-use api::wire::{HistoryRow, LoanRow};
-use model::{GroupName, VmName};
+use api::published::Lender;
+use api::wire::{HistoryRow, LoanRow, ReleasePreview};
+use model::{Bytes, GroupName, Scope, VmName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,12 +24,16 @@ pub const MAX_ROWS: usize = 10_000;
 pub enum Question {
     /// Ask for a sign of life.
     Sign,
-    /// Stop all changes.
-    Pause,
-    /// End the pause.
-    Resume,
-    /// Give every VM back what it had before Overbook touched it, and pause.
-    Release,
+    /// Stop all changes there.
+    Pause(Scope),
+    /// End the pause there.
+    Resume(Scope),
+    /// Give VMs back what they had before Overbook touched them, and pause there.
+    Release(Scope),
+    /// Find out what a release of the whole host would do.
+    PreviewRelease,
+    /// Tell of the host's repository, and ask how much it may hold.
+    Lender(Lender),
     /// Read the configuration again.
     Reload {
         /// Whether it may take much.
@@ -79,6 +84,10 @@ impl Span {
 pub enum LoopAnswer {
     /// The action is done: words for the operator.
     Done(String),
+    /// The memory that the repository may hold.
+    MayHold(Bytes),
+    /// The effect of a release.
+    Preview(Box<ReleasePreview>),
     /// Rows of a VM, oldest first. `None`: nothing was ever recorded for it.
     History(Option<Vec<HistoryRow>>),
     /// The last change of a VM.
@@ -121,10 +130,26 @@ pub(super) async fn sign(asks: &Asks) -> Result<(), Problem> {
     ask_within(asks, Question::Sign, SIGN_LIMIT).await.map(drop)
 }
 
+/// Tells the daemon of the host's repository, and asks how much that may hold.
+pub(super) async fn lender(asks: &Asks, lender: Lender) -> Result<Bytes, Problem> {
+    match ask(asks, Question::Lender(lender)).await? {
+        LoopAnswer::MayHold(amount) => Ok(amount),
+        other => Err(odd(&other)),
+    }
+}
+
 /// Sends an order, and returns the words of the answer.
 pub(super) async fn change(asks: &Asks, question: Question) -> Result<String, Problem> {
     match ask(asks, question).await? {
         LoopAnswer::Done(text) => Ok(text),
+        other => Err(odd(&other)),
+    }
+}
+
+/// Asks for the effect of a release.
+pub(super) async fn preview(asks: &Asks) -> Result<ReleasePreview, Problem> {
+    match ask(asks, Question::PreviewRelease).await? {
+        LoopAnswer::Preview(preview) => Ok(*preview),
         other => Err(odd(&other)),
     }
 }

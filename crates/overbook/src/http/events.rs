@@ -7,7 +7,7 @@
 //! loses the oldest events and is told how many (`lagged`). It never blocks the loop or another
 //! reader.
 
-use std::{convert::Infallible, mem::discriminant, sync::Arc};
+use std::{collections::BTreeSet, convert::Infallible, mem::discriminant, sync::Arc};
 
 use axum::response::sse;
 use futures_util::{Stream, stream};
@@ -95,6 +95,15 @@ pub(super) fn between(before: &Published, now: &Published, next_id: &mut u64) ->
     found.into_iter().map(number).collect()
 }
 
+/// The news of a pause by name, which was set before or is set now.
+const fn by_name(at: [bool; 2]) -> Option<&'static str> {
+    match at {
+        [false, true] => Some("paused by the operator"),
+        [true, false] => Some("resumed by the operator"),
+        _ => None,
+    }
+}
+
 fn host_events<'a>(
     before: &Published,
     now: &Published,
@@ -108,6 +117,17 @@ fn host_events<'a>(
     if before.paused != now.paused {
         let text = if now.paused { "paused by the operator" } else { "resumed by the operator" };
         found.push((EventKind::Paused, None, text.to_owned()));
+    }
+    let (was, is) = (&before.memory.pauses, &now.memory.pauses);
+    for group in was.groups.keys().chain(is.groups.keys()).collect::<BTreeSet<_>>() {
+        let at = [was, is].map(|pauses| pauses.groups.contains_key(group));
+        found.extend(
+            by_name(at).map(|text| (EventKind::Paused, None, format!("group {group}: {text}"))),
+        );
+    }
+    for vm in was.vms.keys().chain(is.vms.keys()).collect::<BTreeSet<_>>() {
+        let at = [was, is].map(|pauses| pauses.vms.contains_key(vm));
+        found.extend(by_name(at).map(|text| (EventKind::Paused, None, format!("{vm}: {text}"))));
     }
     if let Some(text) = &now.waits_for_restart
         && before.waits_for_restart != now.waits_for_restart

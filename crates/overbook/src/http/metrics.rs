@@ -269,7 +269,11 @@ impl HostMetrics {
             workers.map(|(group, r)| (vec![("group", group.as_str())], of(&r.value))).collect()
         };
         let up = column(|w| flag(w.pid.is_some()));
-        page.gauges("group_worker_up", "Whether the group's worker runs.", up);
+        page.gauges(
+            "group_worker_up",
+            "Whether the group's worker runs, while its VMs need one.",
+            up,
+        );
         let cpu = column(|w| seconds(w.cpu_us, 1e6));
         let help = "CPU time of the group's worker.";
         page.counters("group_worker_cpu_seconds_total", help, cpu);
@@ -396,6 +400,9 @@ impl HostMetrics {
         let Some(pool) = &self.shown.published.pool else { return };
         let help = "Whether the other hosts of the pool know that this one is there.";
         page.gauge("pool_seated", help, flag(pool.is_seated));
+        let kept = [("vms", pool.share.targets), ("pages", pool.share.repositories)];
+        let kept = kept.map(|(purpose, size)| (vec![("purpose", purpose)], number(size)));
+        page.gauges("pool_kept_bytes", "Memory kept for overloads in the pool.", kept.into());
         let moves = &pool.moves;
         let under_way = seconds(moves.under_way.len() as u64, 1.0);
         let help = "VMs that come from other hosts, or go there.";

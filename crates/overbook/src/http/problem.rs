@@ -47,6 +47,9 @@ pub(super) enum Problem {
     /// The capacity is not known.
     #[error("how many VMs fit is not known: {0}")]
     NoCapacity(String),
+    /// The host is in no pool.
+    #[error("this host is in no pool; the table [pool] of its configuration would name one")]
+    NoPool,
     /// A parameter that cannot be read.
     #[error("{0}")]
     BadParameter(String),
@@ -99,7 +102,8 @@ impl Problem {
             Self::NoSuchPath(_)
             | Self::Unknown { .. }
             | Self::NoCurve { .. }
-            | Self::NoCapacity(_) => StatusCode::NOT_FOUND,
+            | Self::NoCapacity(_)
+            | Self::NoPool => StatusCode::NOT_FOUND,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BadParameter(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,

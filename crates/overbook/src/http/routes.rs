@@ -3,10 +3,11 @@
 use std::{ops::RangeInclusive, sync::Arc};
 
 use api::explain;
+use api::published::Lender;
 use api::shown::TickView;
 use api::wire::{
     CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
-    MissRatioCurve, PlanStatus, StatusPage, VmStatus,
+    MayHold, MissRatioCurve, PlanStatus, PoolStatus, StatusPage, VmStatus,
 };
 use axum::{
     Extension, Json, Router,
@@ -18,7 +19,7 @@ use axum::{
     response::{IntoResponse, Response, Sse, sse::KeepAlive},
     routing::get,
 };
-use model::{GroupName, Millis, VmName};
+use model::{Bytes, GroupName, Millis, VmName};
 use policy::Case;
 use serde::Deserialize;
 use sys::log;
@@ -31,7 +32,7 @@ use super::{
     description,
     events::{self, Event},
     exposition::TextFormat,
-    metrics,
+    metrics, orders,
     places::ConnectionSlot,
     problem::Problem,
     ticks::DashboardTick,
@@ -41,7 +42,7 @@ use super::{
 const TICK_LIMIT: Millis = Millis::secs(5);
 
 /// The largest integer that every JSON client can write (RFC 8259 §6).
-const MAX_WALL_MS: u64 = (1 << 53) - 1;
+const MAX_EXACT: u64 = (1 << 53) - 1;
 
 /// The head of the OpenAPI description; paths and objects come from the handlers.
 #[derive(utoipa::OpenApi)]
@@ -65,15 +66,17 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(vm))
         .routes(routes!(curve))
         .routes(routes!(plan))
+        .routes(routes!(pool))
         .routes(routes!(capacity))
         .routes(routes!(case))
         .routes(routes!(explanation))
         .routes(routes!(history))
         .routes(routes!(loans))
-        .routes(routes!(pause))
-        .routes(routes!(resume))
-        .routes(routes!(release))
+        .routes(routes!(orders::pause))
+        .routes(routes!(orders::resume))
+        .routes(routes!(orders::release, orders::preview_release))
         .routes(routes!(reload))
+        .routes(routes!(lender))
         .routes(routes!(event_stream))
         .routes(routes!(ticks))
         .routes(routes!(prometheus))
@@ -104,14 +107,14 @@ pub(super) fn router(api: Api) -> Router {
 }
 
 impl Api {
-    fn shown(&self) -> Arc<TickView> {
+    pub(super) fn shown(&self) -> Arc<TickView> {
         Arc::clone(&self.shown.borrow())
     }
 }
 
 /// The connection of a request.
-type Asker = Extension<Arc<ConnectionSlot>>;
-type Answer<T> = Result<Json<T>, Problem>;
+pub(super) type Asker = Extension<Arc<ConnectionSlot>>;
+pub(super) type Answer<T> = Result<Json<T>, Problem>;
 type Name = Result<Path<String>, PathRejection>;
 
 fn name_in(path: Name) -> Result<String, Problem> {
@@ -193,6 +196,15 @@ async fn curve(State(api): State<Api>, path: Name) -> Answer<MissRatioCurve> {
 #[utoipa::path(get, path = "/v1/plan", responses((status = 200, body = PlanStatus)))]
 async fn plan(State(api): State<Api>) -> Json<PlanStatus> {
     Json(PlanStatus::of(&api.shown().published.plan))
+}
+
+/// The pool of hosts that this host is in.
+#[utoipa::path(
+    get, path = "/v1/pool",
+    responses((status = 200, body = PoolStatus), (status = 404, body = Failure))
+)]
+async fn pool(State(api): State<Api>) -> Answer<PoolStatus> {
+    PoolStatus::of(&api.shown()).map(Json).ok_or(Problem::NoPool)
 }
 
 /// Parameters of the capacity.
@@ -327,6 +339,15 @@ async fn loans(
     }
 }
 
+/// A number that every client of JSON reads exactly.
+fn exact(name: &str, value: u64) -> Result<u64, Problem> {
+    if value > MAX_EXACT {
+        let text = format!("{name} is {value}; write at most {MAX_EXACT}");
+        return Err(Problem::BadParameter(text));
+    }
+    Ok(value)
+}
+
 /// The span, with defaults and limits.
 fn bounds(span: Result<Query<HistoryParams>, QueryRejection>) -> Result<Span, Problem> {
     let Query(span) = span.map_err(|error| Problem::BadParameter(error.body_text()))?;
@@ -335,52 +356,11 @@ fn bounds(span: Result<Query<HistoryParams>, QueryRejection>) -> Result<Span, Pr
         let text = format!("limit is {limit}; at most {MAX_ROWS} rows are answered at once");
         return Err(Problem::BadParameter(text));
     }
-    let within = |name: &str, value: Option<u64>, usual: u64| match value {
-        Some(value) if value > MAX_WALL_MS => {
-            let text = format!("{name} is {value}; write at most {MAX_WALL_MS}");
-            Err(Problem::BadParameter(text))
-        }
-        value => Ok(value.unwrap_or(usual)),
-    };
+    let within =
+        |name, value: Option<u64>, usual| value.map_or(Ok(usual), |value| exact(name, value));
     let since_wall_ms = within("since_wall_ms", span.since_wall_ms, 0)?;
     let until_wall_ms = within("until_wall_ms", span.until_wall_ms, u64::MAX)?;
     Ok(Span { since_wall_ms, until_wall_ms, limit })
-}
-
-/// Stop all changes.
-#[utoipa::path(
-    post, path = "/v1/pause",
-    responses(
-        (status = 200, body = Done), (status = 500, body = Failure),
-        (status = 504, body = Failure)
-    )
-)]
-async fn pause(State(api): State<Api>, asker: Asker) -> Answer<Done> {
-    change(&api, &asker, "pause", Question::Pause).await
-}
-
-/// End the pause.
-#[utoipa::path(
-    post, path = "/v1/resume",
-    responses(
-        (status = 200, body = Done), (status = 500, body = Failure),
-        (status = 504, body = Failure)
-    )
-)]
-async fn resume(State(api): State<Api>, asker: Asker) -> Answer<Done> {
-    change(&api, &asker, "resume", Question::Resume).await
-}
-
-/// Give every VM back what it had before Overbook touched it, and pause.
-#[utoipa::path(
-    post, path = "/v1/release",
-    responses(
-        (status = 200, body = Done), (status = 500, body = Failure),
-        (status = 504, body = Failure)
-    )
-)]
-async fn release(State(api): State<Api>, asker: Asker) -> Answer<Done> {
-    change(&api, &asker, "release", Question::Release).await
 }
 
 /// Parameters of a reload.
@@ -404,8 +384,42 @@ async fn reload(
     change(&api, &asker, "reload", Question::Reload { is_sure }).await
 }
 
+/// The host's repository.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct LenderParams {
+    /// Memory that it holds, lent or free.
+    #[param(maximum = 9_007_199_254_740_991_i64)]
+    holds_bytes: u64,
+    /// The most that it may hold by its operator.
+    #[param(maximum = 9_007_199_254_740_991_i64)]
+    most_bytes: u64,
+}
+
+/// Tell of the host's repository: `overbook repository` does so. The answer is the memory that the
+/// repository may hold now.
+#[utoipa::path(
+    post, path = "/v1/lender", params(LenderParams),
+    responses(
+        (status = 200, body = MayHold), (status = 500, body = Failure),
+        (status = 504, body = Failure)
+    )
+)]
+async fn lender(
+    State(api): State<Api>,
+    told: Result<Query<LenderParams>, QueryRejection>,
+) -> Answer<MayHold> {
+    let Query(told) = told.map_err(|error| Problem::BadParameter(error.body_text()))?;
+    let (holds, most) =
+        (exact("holds_bytes", told.holds_bytes)?, exact("most_bytes", told.most_bytes)?);
+    let lender = Lender { holds: Bytes(holds), most: Bytes(most) };
+    let may_hold = asks::lender(&api.asks, lender).await?;
+    Ok(Json(MayHold { may_hold_bytes: may_hold.0 }))
+}
+
 /// Sends an order to the daemon, and logs the process that asked for it.
-async fn change(
+pub(super) async fn change(
     api: &Api,
     Extension(asker): &Asker,
     what: &str,

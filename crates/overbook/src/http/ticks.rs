@@ -10,11 +10,10 @@ use std::{
 };
 
 use api::shown::TickView;
-use api::wire::{GroupStatus, HostStatus, LastChange, VmStatus};
+use api::verdict::{self, HostVerdict, VmTrouble};
+use api::wire::{GroupStatus, HostStatus, LastChange, PoolStatus, VmStatus};
 use axum::response::sse;
 use futures_util::{Stream, stream};
-use model::Bytes;
-use policy::tuning;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -22,13 +21,17 @@ use utoipa::ToSchema;
 /// The host, its groups and the most important of each VM, all of one tick.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct DashboardTick {
+    /// The state in one line, and all troubles.
+    verdict: HostVerdict,
     /// The host and the daemon.
     host: HostStatus,
     /// The host's reserve.
     reserve_bytes: Option<u64>,
+    /// The pool of hosts; absent: the host is in none.
+    pool: Option<PoolStatus>,
     /// Every group.
     groups: Vec<GroupStatus>,
-    /// Every VM.
+    /// Every VM, the one with the gravest trouble first, those without trouble by name.
     vms: Vec<DashboardVm>,
 }
 
@@ -41,9 +44,9 @@ struct DashboardVm {
     group: Option<String>,
     /// Its state in one word.
     state: String,
-    /// Why it lacks memory or cannot be reached; absent: it has the memory that it needs.
-    trouble: Option<String>,
-    /// Part of its time for which it waits for pages that are out; absent: not known.
+    /// Its gravest trouble; absent: it has none.
+    trouble: Option<VmTrouble>,
+    /// Share of one vCPU's time for which it waits for pages that are out; absent: not known.
     wait_ratio: Option<f64>,
     /// RAM that its balloon covers.
     ram_bytes: u64,
@@ -85,23 +88,27 @@ impl DashboardTick {
     fn of(shown: &TickView) -> Self {
         let (view, spec) = (&shown.published.view, &shown.published.spec);
         let total = view.host.map(|reading| reading.value.total);
-        let usual = || total.map(|it| it.percent(tuning::HOST_RESERVE_PERCENT));
+        let (host, groups) = (HostStatus::of(shown), GroupStatus::all(shown));
+        let mut vms = VmStatus::all(shown);
+        let verdict = HostVerdict::judge(&host, &groups, &vms);
+        verdict::sort_by_gravity(&mut vms, &groups);
         Self {
-            host: HostStatus::of(shown),
-            reserve_bytes: spec.host.reserve.or_else(usual).map(|reserve| reserve.0),
-            groups: GroupStatus::all(shown),
-            vms: VmStatus::all(shown).into_iter().map(DashboardVm::from).collect(),
+            verdict,
+            host,
+            reserve_bytes: total.map(|it| policy::host_reserve(spec.host.reserve, it).0),
+            pool: PoolStatus::of(shown),
+            vms: vms.into_iter().map(|vm| DashboardVm::of(vm, &groups)).collect(),
+            groups,
         }
     }
 }
 
-impl From<VmStatus> for DashboardVm {
-    fn from(vm: VmStatus) -> Self {
-        let wait_ratio = wait_ratio(&vm);
+impl DashboardVm {
+    fn of(vm: VmStatus, groups: &[GroupStatus]) -> Self {
         Self {
             state: vm.state().to_owned(),
-            trouble: trouble(&vm, wait_ratio),
-            wait_ratio,
+            trouble: VmTrouble::of(&vm, groups),
+            wait_ratio: vm.cold.as_ref().map(|cold| cold.wait_ratio),
             ram_bytes: vm.ram_bytes,
             min_bytes: vm.min_bytes,
             base_bytes: vm.base_bytes,
@@ -131,39 +138,6 @@ fn decision(vm: &VmStatus) -> String {
     let why_not = vm.refusals.iter().find(|words| words.code != "under_pressure");
     let why_not = why_not.filter(|_| vm.link_up && vm.change.is_none());
     why_not.map_or_else(|| vm.headline(), |words| words.text.clone())
-}
-
-/// Refaults per second times the time of one. `None`: the host does not page it, or no refault
-/// was timed.
-fn wait_ratio(vm: &VmStatus) -> Option<f64> {
-    let cold = vm.cold.as_ref().filter(|cold| cold.refault_us > 0.0)?;
-    Some((cold.refaults_per_second * cold.refault_us / 1e6).min(1.0))
-}
-
-/// The VM's gravest lack, in words that follow its name.
-fn trouble(vm: &VmStatus, wait_ratio: Option<f64>) -> Option<String> {
-    if !vm.link_up {
-        return Some("does not answer".to_owned());
-    }
-    if let Some(ratio) = wait_ratio.filter(|ratio| *ratio >= tuning::SUFFERS_WAITS) {
-        return Some(format!("waits {:.0} % of its time for pages that are out", ratio * 100.0));
-    }
-    let swaps = vm.swap_bytes_per_second.map(Bytes);
-    let swaps = swaps.filter(|rate| *rate >= tuning::DEMAND_PER_SECOND);
-    let overload = vm.overload.as_ref().filter(|overload| overload.severity != "none");
-    let is_short = vm.refusals.iter().find(|words| words.code == "under_pressure");
-    match (overload, swaps, is_short) {
-        (Some(overload), Some(rate), _) => {
-            Some(format!("waits for its swap ({} overload): {rate}/s", overload.severity))
-        }
-        (Some(overload), None, _) => {
-            let pages = overload.pages_per_second;
-            Some(format!("waits for its pages ({} overload): {pages}/s", overload.severity))
-        }
-        (None, Some(rate), _) => Some(format!("waits for its swap: {rate}/s")),
-        (None, None, Some(words)) => Some(format!("is short of memory: {}", words.text)),
-        (None, None, None) => None,
-    }
 }
 
 /// The latest tick, encoded for all readers.
@@ -209,8 +183,6 @@ impl EncodedTicks {
 
 #[cfg(test)]
 mod tests {
-    use model::{Cold, Reading};
-
     use super::*;
     use crate::fixture;
 
@@ -223,21 +195,12 @@ mod tests {
         let tick = DashboardTick::of(&shown());
         assert_eq!(tick.reserve_bytes, Some(2048 << 20));
         assert_eq!((tick.groups.len(), tick.vms.len()), (1, 3));
-        let trouble: Vec<_> = tick.vms.iter().map(|vm| vm.trouble.as_deref()).collect();
-        let overloaded = "waits for its pages (transient overload): 812/s";
-        assert_eq!(trouble, [Some("does not answer"), Some(overloaded), None]);
-    }
-
-    #[test]
-    fn a_vm_waits_for_its_refaults() {
-        let mut tick = fixture::published();
-        let cold = Cold { refaults_per_s: 200.0, refault_ns: 600_000, ..Cold::default() };
-        let vm = tick.view.vms.get_mut(&"web-2".into()).unwrap();
-        vm.cold = Some(Reading::new(cold, fixture::NOW));
-        let tick = DashboardTick::of(&TickView::first(Arc::new(tick)));
-        let vm = tick.vms.iter().find(|vm| vm.name == "web-2").unwrap();
-        let words = "waits 12 % of its time for pages that are out";
-        assert_eq!(vm.trouble.as_deref(), Some(words));
+        let names: Vec<&str> = tick.vms.iter().map(|vm| vm.name.as_str()).collect();
+        assert_eq!(names, ["db-1", "web-2", "web-1"], "the gravest first");
+        let text = |at: usize| tick.vms[at].trouble.as_ref().unwrap().text.as_str();
+        assert_eq!(text(2), "it waits for its pages (812/s)");
+        assert!(tick.verdict.text.starts_with("WARNING: db-1: "), "{}", tick.verdict.text);
+        assert!(tick.verdict.text.ends_with(&format!("{} (and 2 more)", text(0))));
     }
 
     #[tokio::test]

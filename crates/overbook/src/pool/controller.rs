@@ -10,15 +10,20 @@ use std::time::Duration;
 
 use cluster::records::{self, Records};
 use cluster::store::{Change, Store, StoreError, WriterLease};
-use model::cluster::Intent;
+use model::cluster::{ClusterView, ExcessPlan, ExcessSpace, Intent};
+use model::spec::PoolSpec;
 use model::{Millis, Time, VmName};
 use policy::cluster::{ClusterMemory, decide};
+use policy::excess;
 use policy::handover::{SourceStep, TargetStep};
 use sys::clock::boot_now;
 use tokio::time::{Instant, sleep};
 
 /// Interval between decisions.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Interval at which the memory for overloads is shared out anew. A new controller waits as long:
+/// then it has the reports of all hosts.
+const SHARE: Duration = Duration::from_secs(60);
 /// Interval at which the lease is renewed.
 const STAY: Duration = Duration::from_secs(3);
 
@@ -28,6 +33,10 @@ pub struct Controller {
     who: String,
     seat: Option<(WriterLease, Instant)>,
     rest: Millis,
+    /// Certainty with which the memory for overloads suffices, 0 to 1.
+    certainty: f64,
+    /// The last time at which that memory was shared out.
+    shared_at: Instant,
     memory: ClusterMemory,
     /// The time at which each intent was first seen, by VM and generation.
     since: BTreeMap<VmName, (u64, Time)>,
@@ -35,11 +44,21 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller with this name. A VM that has moved rests for `rest`.
+    /// The controller of this pool, with this name.
     #[must_use]
-    pub fn new(store: Arc<dyn Store>, who: String, rest: Millis) -> Self {
-        let memory = ClusterMemory::resting(rest);
-        Self { store, who, seat: None, rest, memory, since: BTreeMap::new(), trouble: None }
+    pub fn new(store: Arc<dyn Store>, who: String, pool: &PoolSpec) -> Self {
+        let memory = ClusterMemory::resting(pool.rest);
+        Self {
+            store,
+            who,
+            seat: None,
+            rest: pool.rest,
+            certainty: f64::from(pool.certainty_percent) / 100.0,
+            shared_at: Instant::now(),
+            memory,
+            since: BTreeMap::new(),
+            trouble: None,
+        }
     }
 
     /// Decides for as long as it is polled. `say` gets its actions and its troubles.
@@ -74,7 +93,9 @@ impl Controller {
             self.since.entry(vm.clone()).or_insert((intent.generation, now));
         }
         let mut changes = self.ended(&records, now, say);
-        let plan = decide(&records.view(now, &self.since), &mut self.memory, now);
+        let view = records.view(now, &self.since);
+        changes.extend(self.share_out(&view, &records.excess, say));
+        let plan = decide(&view, &mut self.memory, now);
         // A VM whose intent cannot be read still counts as moving.
         let is_known = |vm: &VmName| !records.unreadable.contains(vm);
         for (vm, chosen) in plan.moves.iter().filter(|(vm, _)| is_known(vm)) {
@@ -113,9 +134,37 @@ impl Controller {
             say(&format!("{} decides", self.who));
             (self.memory, self.since) = (ClusterMemory::resting(self.rest), BTreeMap::new());
             self.seat = Some((seat.clone(), Instant::now()));
+            self.shared_at = Instant::now();
             return Ok(Some(seat));
         }
         Ok(None)
+    }
+
+    /// Shares out the memory for overloads, and counts those of now, if that is due. `None` also
+    /// if nothing is kept, as before.
+    fn share_out(
+        &mut self,
+        view: &ClusterView,
+        before: &ExcessPlan,
+        say: &impl Fn(&str),
+    ) -> Option<Change> {
+        if self.shared_at.elapsed() < SHARE {
+            return None;
+        }
+        self.shared_at = Instant::now();
+        let is_off = self.certainty <= 0.0;
+        let plan = excess::share_out(view, self.certainty, before);
+        if plan == *before || (is_off && before.shares.is_empty()) {
+            return None;
+        }
+        let ExcessSpace { targets, repositories } = plan.missing;
+        if plan.missing != before.missing && plan.missing != ExcessSpace::default() {
+            say(&format!(
+                "for overloads, room for {targets} of VMs that move and for {repositories} of \
+                 pages is missing"
+            ));
+        }
+        Some(Change::put(records::EXCESS.to_owned(), &plan))
     }
 
     /// Removes intents that have ended.

@@ -18,28 +18,34 @@ use drivers::migration::{Limits, Secured, Turn, source_turn_without, target_turn
 use drivers::move_turn::{IntentSnapshot, Terms};
 use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec, Spec};
-use model::{HostName, Severity, Time, VmName, VmView};
+use model::{HostName, Reading, Severity, Time, VmName, VmView};
 use policy::handover::{self, SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde::Serialize;
+use sys::clock::boot_now;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::launch::Launch;
 use super::move_news::Teller;
-use super::{manager, report};
+use super::{manager, report, view};
 use crate::pki::Purpose;
 
 /// Interval at which the lease is renewed.
 const STAY: Duration = Duration::from_secs(3);
 /// Minimum interval between two reports.
 const REPORT: Duration = Duration::from_secs(5);
+/// Interval at which the records of all hosts are read, to be shown.
+const LOOK: Duration = Duration::from_secs(5);
 /// Polling interval during a move.
 const BUSY: Duration = Duration::from_millis(100);
 /// Another host that has had no lease for this long is not waited for.
 const ALONE: Duration = Duration::from_secs(5);
 /// Maximum time until a QEMU is found, after the start of the QEMU or of the daemon.
 const FOUND: Duration = Duration::from_secs(30);
+/// How long the memory that is kept for overloads is open to a VM that has come for one. Then the
+/// VM has what it needs, or is in an overload of its own.
+const ARRIVED: Duration = Duration::from_secs(600);
 const SEAT_FILE: &str = "pool-seat.json";
 
 /// A QEMU whose start was requested.
@@ -73,6 +79,8 @@ pub struct Member {
     managers: BTreeMap<u64, Option<&'static str>>,
     /// The time since when other hosts have had no lease.
     absent: BTreeMap<HostName, Instant>,
+    /// VMs that have come to this host, and when.
+    arrived: BTreeMap<VmName, Instant>,
     teller: Teller,
 }
 
@@ -108,13 +116,20 @@ impl Member {
             launched: BTreeMap::new(),
             managers: BTreeMap::new(),
             absent: BTreeMap::new(),
+            arrived: BTreeMap::new(),
             teller: Teller::default(),
         };
         (member, receiver)
     }
 
     /// Works for as long as it is polled.
-    pub async fn run(mut self) {
+    pub async fn run(self) {
+        // A flood of another host's values must not delay a lease or a move.
+        let look = look(Arc::clone(&self.store), self.state.clone());
+        tokio::join!(look, self.work());
+    }
+
+    async fn work(mut self) {
         loop {
             let pause = match self.turn().await {
                 Ok(pause) => {
@@ -152,8 +167,18 @@ impl Member {
         let concerns = |intent: &Intent| [&intent.from, &intent.to].contains(&&self.spec.host);
         let mine: BTreeMap<VmName, Intent> =
             all.iter().filter(|(_, i)| concerns(i)).map(|(n, i)| (n.clone(), i.clone())).collect();
+        let excess = Records::of(&self.store.read(records::EXCESS).await?).excess;
+        let share = excess.shares.get(&self.spec.host).copied().unwrap_or_default();
+        for ((_, vm), written) in &written.targets {
+            if written.step == TargetStep::Runs {
+                self.arrived.entry(vm.clone()).or_insert_with(Instant::now);
+            }
+        }
+        self.arrived.retain(|_, at| at.elapsed() < ARRIVED);
         self.state.send_modify(|state| {
             self.teller.look(&mut state.moves, &self.spec.host, &mine, &written);
+            state.share = share;
+            state.arrived = self.arrived.keys().cloned().collect();
         });
         let mut is_busy = false;
         let mut trouble = None;
@@ -230,8 +255,11 @@ impl Member {
         }
     }
 
+    /// The manager of a QEMU. One that has not been looked up yet is looked up now, because no
+    /// move may begin before that.
     fn manager(&self, view: &VmView) -> Option<&'static str> {
-        self.managers.get(&view.incarnation).copied().flatten()
+        let known = self.managers.get(&view.incarnation);
+        known.copied().unwrap_or_else(|| view.pid.and_then(manager::of))
     }
 
     /// Counts the pages that each overloaded VM has paged.
@@ -499,5 +527,18 @@ impl Member {
             self.store.write(seat, Vec::new(), changes).await?;
         }
         Ok(is_busy)
+    }
+}
+
+/// Reads all hosts' records again and again, for the API. Where that fails, the old ones stay, with
+/// their age.
+async fn look(store: Arc<dyn Store>, state: watch::Sender<MemberState>) {
+    loop {
+        if let Ok(snapshot) = store.read("").await {
+            let records = view::of(&Records::of(&snapshot));
+            let read = Some(Reading::new(records, boot_now()));
+            state.send_modify(|state| state.records = read);
+        }
+        sleep(LOOK).await;
     }
 }

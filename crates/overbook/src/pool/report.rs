@@ -1,6 +1,6 @@
 //! A host's report about itself: short, and written only when it changes.
 
-use model::cluster::{HostReport, VmReport};
+use model::cluster::{HostReport, OverloadRates, VmReport};
 use model::spec::PoolSpec;
 use model::{Bytes, Link, Severity, VmName, VmView};
 
@@ -28,30 +28,60 @@ pub(super) fn of(
             given: up(given.min(limits.max)),
             severity: severity(tick, name),
             paged: paged(name) / PAGES * PAGES,
-            immovable: immovable(name, view, spec).or_else(|| manager(view).map(managed)),
+            rates: rates(tick, name),
+            immovable: immovable(name, view, spec, &manager),
         };
         Some((name.clone(), report))
     });
     let vms: std::collections::BTreeMap<_, _> = vms.collect();
     let given: Bytes = vms.values().map(|vm| vm.given).sum();
-    HostReport { memory: down(given.plus(room(tick, given))), vms }
+    let disks = tick.view.vms.values().flat_map(|vm| vm.disks.values());
+    let far: Bytes = disks.filter_map(|it| Some(it.value.repositories.as_ref()?.held)).sum();
+    let lender = tick.lender.unwrap_or_default();
+    HostReport {
+        memory: down(given.plus(room(tick, given))),
+        receives: spec.receive.is_some(),
+        lends: down(lender.most),
+        holds: down(lender.holds),
+        vms,
+        reserve: tick.view.host.map_or(Bytes::ZERO, |host| reserve(tick, host.value.total)),
+        in_repositories: down(far),
+    }
 }
 
 /// Whether a report is worth writing. One more step of free memory is not, because it may go
 /// again soon.
 pub(super) fn is_news(old: &HostReport, new: &HostReport) -> bool {
     let (less, more) = (old.memory.minus(new.memory), new.memory.minus(old.memory));
-    old.vms != new.vms || !less.is_zero() || more > STEP
+    let rest = HostReport { memory: old.memory, ..new.clone() };
+    *old != rest || !less.is_zero() || more > STEP
 }
 
 /// Memory that the host could still give: at most its memory without reserve and promises, and at
 /// most the memory available now.
 fn room(tick: &Published, given: Bytes) -> Bytes {
     let Some(host) = &tick.view.host else { return Bytes::ZERO };
-    let usual = host.value.total.percent(policy::tuning::HOST_RESERVE_PERCENT);
-    let reserve = tick.spec.host.reserve.unwrap_or(usual);
+    let reserve = reserve(tick, host.value.total);
     let beside = host.value.total.minus(reserve).minus(given);
-    beside.min(host.value.available.minus(reserve))
+    // Memory that the repository has yet to pin is not for VMs.
+    let share = tick.pool.as_ref().map_or(Bytes::ZERO, |pool| pool.share.repositories);
+    let pinned = tick.lender.map_or(share, |lender| lender.holds);
+    beside.min(host.value.available.minus(reserve)).minus(share.minus(pinned))
+}
+
+/// How often the VM is overloaded, rounded up: by a measurement of an hour or more.
+fn rates(tick: &Published, vm: &VmName) -> Option<OverloadRates> {
+    let profile = tick.memory.learned.profiles.get(vm)?;
+    let hour = 3600 / u64::from(tick.spec.overload.interval_s);
+    let share = |n: u64| u16::try_from((n * 1000).div_ceil(profile.intervals)).unwrap_or(1000);
+    (profile.intervals >= hour).then(|| OverloadRates {
+        transient: share(profile.transient),
+        sustained: share(profile.sustained),
+    })
+}
+
+fn reserve(tick: &Published, total: Bytes) -> Bytes {
+    policy::host_reserve(tick.spec.host.reserve, total)
 }
 
 pub(super) fn severity(tick: &Published, vm: &VmName) -> Severity {
@@ -63,7 +93,13 @@ pub(super) fn managed(manager: &str) -> String {
     format!("started by {manager}, which must move it itself")
 }
 
-fn immovable(name: &VmName, view: &VmView, spec: &PoolSpec) -> Option<String> {
+/// Why a VM is not moved. `None`: it can be.
+fn immovable(
+    name: &VmName,
+    view: &VmView,
+    spec: &PoolSpec,
+    manager: impl Fn(&VmView) -> Option<&'static str>,
+) -> Option<String> {
     if !spec.movable.iter().any(|pattern| pattern.matches(name)) {
         return Some("`movable` of [pool] does not name it".to_owned());
     }
@@ -73,7 +109,7 @@ fn immovable(name: &VmName, view: &VmView, spec: &PoolSpec) -> Option<String> {
     if view.pid.is_none() {
         return Some("its QEMU's process is not known".to_owned());
     }
-    view.immovable.clone()
+    view.immovable.clone().or_else(|| manager(view).map(managed))
 }
 
 fn down(size: Bytes) -> Bytes {
@@ -82,4 +118,28 @@ fn down(size: Bytes) -> Bytes {
 
 fn up(size: Bytes) -> Bytes {
     Bytes(size.0.div_ceil(STEP.0) * STEP.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Time;
+
+    use super::*;
+
+    #[test]
+    fn a_vm_that_a_manager_has_started_is_not_movable_though_the_configuration_names_it() {
+        let text = "[pool]\nhost = \"a\"\netcd = [\"http://10.0.0.1:2379\"]\ninsecure = true\n\
+            movable = [\"web-*\"]\n";
+        let spec = model::config::parse(&[("test".to_owned(), text.to_owned())]).unwrap();
+        let spec = spec.pool.unwrap();
+        let view = VmView { pid: Some(7), ..VmView::unknown(Link::Up) };
+        let why = |name: &str, manager| immovable(&name.into(), &view, &spec, |_| manager);
+        assert_eq!(why("web-1", None), None);
+        let libvirts = why("web-1", Some("libvirt"));
+        assert_eq!(libvirts.as_deref(), Some("started by libvirt, which must move it itself"));
+        assert!(why("db-1", None).unwrap().contains("`movable`"));
+        let link = Link::Down { since: Time(0), why: "it is silent".to_owned() };
+        let silent = VmView { link, ..view.clone() };
+        assert!(immovable(&"web-1".into(), &silent, &spec, |_| None).is_some());
+    }
 }

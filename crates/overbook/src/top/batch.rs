@@ -7,8 +7,8 @@ use super::{
     state::ScreenState,
     watch::{PAUSE, Page, PollerEvent},
 };
-use crate::cli::{CliError, output::Output, screen, verdict::HostVerdict};
-use api::client::ApiClient;
+use crate::cli::{CliError, output::Output, screen};
+use api::{client::ApiClient, verdict::HostVerdict};
 
 /// Writes `count` pages, or pages until the reader closes the pipe.
 pub(super) fn run(socket: &Path, count: Option<u64>) -> Result<(), CliError> {

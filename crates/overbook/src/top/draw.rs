@@ -3,6 +3,7 @@
 //! Every line is laid out for its width first, so that nothing is cut before its important part.
 //! [`lines`] has the same lines without a screen.
 
+use api::verdict::StateLevel;
 use api::wire::{GroupStatus, HostStatus, LastChange, VmStatus};
 use model::{Bytes, Millis};
 use ratatui::{
@@ -19,9 +20,9 @@ use super::{
     watch::Page,
 };
 use crate::cli::{
-    fit,
-    table::{Column, TextTable, rate, size},
-    verdict::{HostVerdict, StateLevel},
+    fit, status,
+    table::TextTable,
+    vm::{self, VmColumn},
 };
 
 /// A screen lower than this has no lines but those that it cannot do without.
@@ -33,17 +34,8 @@ const CHANGES: usize = 4;
 /// Space below a label of an explanation.
 const LABEL: usize = 13;
 
-const COLUMNS: [Column; 9] = [
-    ("VM", false),
-    ("GROUP", false),
-    ("MAY USE", true),
-    ("TARGET", true),
-    ("HOST:USED", true),
-    ("WSS", true),
-    ("GUEST:SWAP", true),
-    ("STATE", false),
-    ("REASON", false),
-];
+/// Columns of a table of VMs that this view leaves out.
+const LEFT_OUT: [&str; 2] = ["SAVED", "GUEST:AVAIL"];
 /// Left out of a narrow table, in this order; the column that decides the order stays.
 const DROPPABLE: [&str; 7] =
     ["GROUP", "WSS", "TARGET", "GUEST:SWAP", "HOST:USED", "MAY USE", "STATE"];
@@ -83,7 +75,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &ScreenState) -> ScreenRoom {
 fn draw_page(frame: &mut Frame<'_>, state: &ScreenState, page: &Page) -> ScreenRoom {
     let area = frame.area();
     let (width, is_low) = (usize::from(area.width), area.height < LOW);
-    let head = head(state, page, Some(width), is_low);
+    let head = head(page, Some(width), is_low);
     let groups = groups(page, Some(width), if is_low { 1 } else { GROUPS });
     let below = below(state, page, width, is_low);
     let length = |lines: usize| Constraint::Length(u16::try_from(lines).unwrap_or(u16::MAX));
@@ -115,7 +107,7 @@ fn draw_page(frame: &mut Frame<'_>, state: &ScreenState, page: &Page) -> ScreenR
 /// The page as lines without a screen. With a `width` no line is longer.
 pub(super) fn lines(state: &ScreenState, width: Option<usize>) -> Vec<Line<'static>> {
     let Some(page) = &state.page else { return Vec::new() };
-    let mut lines = head(state, page, width, false);
+    let mut lines = head(page, width, false);
     lines.extend(groups(page, width, usize::MAX));
     lines.push(Line::default());
     let table = table(state, width);
@@ -125,22 +117,15 @@ pub(super) fn lines(state: &ScreenState, width: Option<usize>) -> Vec<Line<'stat
 }
 
 /// The verdict and the host.
-fn head(
-    state: &ScreenState,
-    page: &Page,
-    width: Option<usize>,
-    is_low: bool,
-) -> Vec<Line<'static>> {
-    let cut = |text: &str| width.map_or_else(|| text.to_owned(), |width| fit::clip(text, width));
-    let verdict = state.verdict.iter().map(|HostVerdict { level, text, .. }| {
-        let style = match level {
-            StateLevel::Ok => Style::new().fg(Color::Green),
-            StateLevel::Warning => Style::new().fg(Color::Yellow),
-            StateLevel::Critical | StateLevel::Unknown => Style::new().fg(Color::Red),
-        };
-        Line::styled(cut(text), style.add_modifier(Modifier::BOLD))
-    });
-    let mut lines: Vec<Line<'static>> = verdict.collect();
+fn head(page: &Page, width: Option<usize>, is_low: bool) -> Vec<Line<'static>> {
+    let text = &page.verdict.text;
+    let text = width.map_or_else(|| text.clone(), |width| fit::clip(text, width));
+    let style = match page.verdict.level {
+        StateLevel::Ok => Style::new().fg(Color::Green),
+        StateLevel::Warning => Style::new().fg(Color::Yellow),
+        StateLevel::Critical | StateLevel::Unknown => Style::new().fg(Color::Red),
+    };
+    let mut lines = vec![Line::styled(text, style.add_modifier(Modifier::BOLD))];
     if !is_low {
         lines.push(Line::from(join(host(&page.host), "   ", width)));
     }
@@ -148,18 +133,12 @@ fn head(
 }
 
 fn host(host: &HostStatus) -> Vec<String> {
-    let mut parts = vec![
-        format!("{} of {} available", size(host.available_bytes), size(host.total_bytes)),
-        format!("mode {}", host.mode),
-        format!("tick {} ago", Millis(host.tick_age_ms)),
-        format!("pressure {:.1} %", host.psi_some_avg10_percent.unwrap_or(0.0)),
-        format!(
-            "{} VMs, {} unreachable, {} uncooperative",
-            host.vms, host.unreachable_vms, host.uncooperative_vms
-        ),
-    ];
+    let mut parts = vec![status::available(host), status::mode(host), status::last_tick(host)];
+    parts.extend(host.psi_some_avg10_percent.map(|share| format!("pressure {share:.1} %")));
+    parts.push(status::vms(host));
+    // A pause is never cut off.
     if host.paused {
-        parts.insert(0, "PAUSED".to_owned());
+        parts.swap(0, 1);
     }
     parts
 }
@@ -258,24 +237,11 @@ fn parts(group: &GroupStatus) -> Vec<String> {
 
 /// The VMs that match the filter.
 fn table(state: &ScreenState, width: Option<usize>) -> TextTable {
-    let rows: Vec<Vec<String>> = state.shown().into_iter().map(row).collect();
     let droppable: Vec<&str> =
         DROPPABLE.into_iter().filter(|title| *title != state.sort.title()).collect();
-    TextTable::fitted(&COLUMNS, &rows, &droppable, width)
-}
-
-fn row(vm: &VmStatus) -> Vec<String> {
-    vec![
-        vm.name.clone(),
-        vm.group.clone().unwrap_or_else(|| "-".to_owned()),
-        size(vm.balloon_bytes),
-        size(vm.target_bytes),
-        size(vm.used_bytes),
-        size(vm.working_set_bytes()),
-        rate(vm.swap_bytes_per_second),
-        vm.state().to_owned(),
-        vm.headline(),
-    ]
+    let columns: Vec<VmColumn> =
+        vm::COLUMNS.into_iter().filter(|(title, ..)| !LEFT_OUT.contains(title)).collect();
+    vm::fitted(&state.shown(), &columns, &droppable, width)
 }
 
 fn draw_vms(frame: &mut Frame<'_>, area: Rect, state: &ScreenState) -> ScreenRoom {

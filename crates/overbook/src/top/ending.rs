@@ -16,7 +16,6 @@ use std::{
     time::Duration,
 };
 
-use ratatui::crossterm::terminal::disable_raw_mode;
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -72,12 +71,8 @@ fn wait_for_end(signals: &UnixStream) {
 
 /// Restores the terminal and ends the process, because the view may block for ever.
 fn insist() -> ! {
-    // Both calls may wait for a lock that the view holds, and the second one for the terminal.
-    let restored = thread::Builder::new().spawn(|| {
-        let _ = disable_raw_mode();
-        ratatui::restore();
-    });
-    drop(restored);
+    // The call may wait for a lock that the view holds, and for the terminal.
+    drop(thread::Builder::new().spawn(ratatui::try_restore));
     thread::sleep(GRACE);
     // Exit handlers would also wait for the view.
     signal_hook::low_level::exit(1)

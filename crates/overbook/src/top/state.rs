@@ -6,7 +6,6 @@ use super::{
     order::{self, SortKey},
     watch::{Page, PollerEvent},
 };
-use crate::cli::verdict::HostVerdict;
 use api::wire::{Explanation, VmStatus};
 
 /// Everything that the screen depends on.
@@ -14,8 +13,6 @@ use api::wire::{Explanation, VmStatus};
 pub(super) struct ScreenState {
     /// The latest page; its VMs are sorted.
     pub(super) page: Option<Box<Page>>,
-    /// The verdict on that page.
-    pub(super) verdict: Option<HostVerdict>,
     /// The selected VM by name, because rows move.
     pub(super) selected: Option<String>,
     /// The request that waits for confirmation.
@@ -94,13 +91,16 @@ impl ScreenState {
     pub(super) fn learn(&mut self, news: PollerEvent) {
         match news {
             PollerEvent::Page(page) => {
-                self.verdict = Some(HostVerdict::judge(&page.host, &page.groups, &page.vms));
                 self.page = Some(page);
                 self.lost = None;
                 self.arrange();
             }
             PollerEvent::Said(words) => self.said = Some(words),
-            PollerEvent::Lost(why) => self.lost = Some(why),
+            PollerEvent::Lost(verdict) => {
+                self.lost = verdict.troubles.first().map(|trouble| trouble.text.clone());
+                // The old verdict may be a good one.
+                self.page.iter_mut().for_each(|page| page.verdict = verdict.clone());
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use api::client::{ApiClient, ClientError, path_of};
+use api::verdict::HostVerdict;
 use api::wire::{Explanation, GroupStatus, HostStatus, StatusPage, VmStatus};
 
 /// Pause between two questions.
@@ -20,13 +21,14 @@ pub(super) enum PollerEvent {
     Page(Box<Page>),
     /// A request was carried out or refused.
     Said(String),
-    /// The daemon does not answer.
-    Lost(String),
+    /// The daemon does not answer: the verdict on that.
+    Lost(HostVerdict),
 }
 
 /// One page of figures.
 #[derive(Clone, Debug)]
 pub(super) struct Page {
+    pub(super) verdict: HostVerdict,
     pub(super) host: HostStatus,
     pub(super) groups: Vec<GroupStatus>,
     pub(super) vms: Vec<VmStatus>,
@@ -92,7 +94,7 @@ fn attend(client: &ApiClient, tell: &Sender<PollerEvent>, wished: &Receiver<Poll
         }
         let news = match ask(client, selected.as_deref()) {
             Ok(page) => PollerEvent::Page(Box::new(page)),
-            Err(error) => PollerEvent::Lost(error.to_string()),
+            Err(error) => PollerEvent::Lost(HostVerdict::of_failure(&error)),
         };
         if tell.send(news).is_err() {
             return;
@@ -103,6 +105,6 @@ fn attend(client: &ApiClient, tell: &Sender<PollerEvent>, wished: &Receiver<Poll
 pub(super) fn ask(client: &ApiClient, selected: Option<&str>) -> Result<Page, ClientError> {
     // The selected VM may have just gone; the rest of the page is still shown.
     let explain = |vm| client.get(&path_of("explain", vm)).ok();
-    let StatusPage { host, groups, vms } = client.get("/v1/status")?;
-    Ok(Page { host, groups, vms, explanation: selected.and_then(explain) })
+    let StatusPage { verdict, host, groups, vms } = client.get("/v1/status")?;
+    Ok(Page { verdict, host, groups, vms, explanation: selected.and_then(explain) })
 }

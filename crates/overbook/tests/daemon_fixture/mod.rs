@@ -37,19 +37,15 @@ impl TestDaemon {
 
     fn listening(dir: TempDir, socket: &Path, more: &str) -> Self {
         configure(dir.path(), socket, more);
-        let log = fs::File::create(dir.path().join("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_overbook"))
-            .args(["daemon", "--config"])
-            .arg(dir.path().join("overbook.toml"))
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut daemon = Self { child, dir, socket: socket.to_owned() };
-        daemon.until("the daemon answers", |daemon| {
+        let mut daemon = Self { child: run(dir.path()), dir, socket: socket.to_owned() };
+        daemon.until_it_answers();
+        daemon
+    }
+
+    fn until_it_answers(&mut self) {
+        self.until("the daemon answers", |daemon| {
             daemon.try_get::<serde_json::Value>("/v1/host").is_some()
         });
-        daemon
     }
 
     /// Writes another configuration and makes the daemon reload it.
@@ -108,12 +104,29 @@ impl TestDaemon {
         assert!(status.success(), "{status}: {}", self.log());
     }
 
+    /// Ends it in good order, and starts it again in its directory.
+    pub(crate) fn restarted(mut self) -> Self {
+        self.end();
+        let dir = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());
+        let mut next = Self { child: run(dir.path()), dir, socket: self.socket.clone() };
+        next.until_it_answers();
+        next
+    }
+
+    /// Kills it; returns its directory.
+    pub(crate) fn killed(mut self) -> TempDir {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
+    }
+
     /// Its pid.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    fn signal(&self, name: &str) {
+    /// Sends a signal.
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status().unwrap();
         assert!(sent.success());
@@ -125,6 +138,20 @@ impl Drop for TestDaemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Starts a daemon with the configuration in this directory.
+fn run(dir: &Path) -> Child {
+    let log = fs::File::create(dir.join("log")).unwrap();
+    Command::new(env!("CARGO_BIN_EXE_overbook"))
+        .args(["daemon", "--config"])
+        .arg(dir.join("overbook.toml"))
+        // A service whose standard error is the journal may have started this process.
+        .env("JOURNAL_STREAM", "8:1")
+        .stdin(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
 }
 
 /// The daemon's socket.

@@ -10,8 +10,8 @@ use std::{
 };
 
 use api::published::Published;
-use api::wire::{HistoryRow, LoanRow, LoanStatus};
-use model::{Bytes, GroupName, Loan, Reason, VmName, spec::ApiSpec};
+use api::wire::{HistoryRow, LoanRow, LoanStatus, ReleasePreview, ReleasedVm};
+use model::{Bytes, GroupName, Loan, Reason, Scope, VmName, spec::ApiSpec};
 use overbook::http::{
     self, Ask, Asks, Doors, Inside, Listeners, LoopAnswer, Outcome, Question, Span,
 };
@@ -126,14 +126,38 @@ fn answer(question: Question, outcome: &Result<(), String>) -> Outcome {
     let done = |verb: &str| outcome.clone().map(|()| LoopAnswer::Done(format!("{verb} done")));
     match question {
         Question::Sign => Ok(LoopAnswer::Done(String::new())),
-        Question::Pause => done("pause"),
-        Question::Resume => done("resume"),
-        Question::Release => done("release"),
+        Question::Pause(scope) => done(&of("pause", &scope)),
+        Question::Resume(scope) => done(&of("resume", &scope)),
+        Question::Release(scope) => done(&of("release", &scope)),
+        Question::PreviewRelease => {
+            outcome.clone().map(|()| LoopAnswer::Preview(Box::new(preview())))
+        }
+        Question::Lender(lender) => Ok(LoopAnswer::MayHold(lender.holds)),
         Question::Reload { is_sure } => done(if is_sure { "sure reload" } else { "reload" }),
         Question::History { vm, span } => rows(&vm, span).map(LoopAnswer::History),
         Question::LastChange { .. } => Ok(LoopAnswer::LastChange(Some(last_change().into()))),
         Question::Loans { group, span } => Ok(LoopAnswer::Loans(loans(&group, span))),
     }
+}
+
+fn of(verb: &str, scope: &Scope) -> String {
+    match scope {
+        Scope::Host => verb.to_owned(),
+        Scope::Group(name) => format!("{verb} of group {name}"),
+        Scope::Vm(name) => format!("{verb} of {name}"),
+    }
+}
+
+fn preview() -> ReleasePreview {
+    let vm = |name: &str, mib: u64| ReleasedVm {
+        vm: name.to_owned(),
+        group: Some("web".to_owned()),
+        balloon_bytes: mib << 20,
+        text: "balloon back to 256 MiB".to_owned(),
+        ..ReleasedVm::default()
+    };
+    let paged = ReleasedVm { paged_out_bytes: 12 << 20, ..vm("web-1", 64) };
+    ReleasePreview::in_order([paged, vm("web-2", 4)].into_iter(), 70 << 20, true)
 }
 
 /// A reading, and a change three minutes before the fixture's tick; the history of `broken`

@@ -150,7 +150,7 @@ impl<C: Send + Sync + 'static> Live<C> {
             Err(error) => {
                 let why = error.to_string();
                 if state.trouble.as_ref() != Some(&why) {
-                    eprintln!("overbook: {why}; the earlier certificates stay in use");
+                    sys::log::warn(&format!("{why}; the earlier certificates stay in use"));
                     state.trouble = Some(why);
                 }
             }

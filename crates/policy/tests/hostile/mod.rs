@@ -138,6 +138,7 @@ impl World {
         });
         let down = Link::Down { since: Time(0), why: "connection refused".into() };
         VmView {
+            manager: None,
             immovable: None,
             deflates_on_oom: None,
             incarnation,
@@ -153,8 +154,10 @@ impl World {
                 .map(|(used, age)| Reading::new(used.unwrap_or(base), Time(self.now.0 - age))),
             pool_part: ram.share(1, 16),
             migration: shown.migration,
+            suspended: false,
             block: None,
             own: None,
+            shim: None,
             cgroup_cpu_us: None,
             pid: None,
             tracking: shown

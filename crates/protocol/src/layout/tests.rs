@@ -84,7 +84,7 @@ fn no_word_of_the_header_stands_on_another() {
 #[test]
 fn a_header_of_another_release_is_named() {
     for (word, field) in
-        [(WORD_MAGIC, "magic"), (WORD_VERSION, "version"), (WORD_CAPACITY, "ring capacity")]
+        [(WORD_MAGIC, "magic"), (WORD_VERSION, "layout version"), (WORD_CAPACITY, "ring capacity")]
     {
         let memory = LayoutMemory::new(LAYOUT);
         memory.initialise();
@@ -164,4 +164,30 @@ fn the_layout_covers_the_last_region() {
     assert_eq!(Layout::of_regions(&[]).bytes(), 0);
     let layout = Layout::of_regions(&[region(0, 1000), region(1024, 7)]);
     assert_eq!((layout.words(), layout.bytes()), (66_051, 1031));
+}
+
+/// Workers and shims of several releases read each other's memory.
+#[test]
+fn the_layout_has_its_version_and_no_counter_moves() {
+    let memory = LayoutMemory::new(LAYOUT);
+    memory.initialise();
+    assert_eq!(memory.words[WORD_VERSION].load(Ordering::Relaxed), 9);
+    let counters = [
+        Counter::Traps,
+        Counter::TrapNs,
+        Counter::MovedOut,
+        Counter::MovedIn,
+        Counter::Pinned,
+        Counter::Discarded,
+        Counter::StagedPages,
+        Counter::RoundTripNs,
+        Counter::ControlNs,
+        Counter::GivenBack,
+        Counter::MergedPages,
+        Counter::HandedOver,
+        Counter::LongestWaitNs,
+        Counter::LongestHoldNs,
+        Counter::Stalls,
+    ];
+    assert_eq!(counters.map(|counter| counter as usize), std::array::from_fn(|place| place));
 }

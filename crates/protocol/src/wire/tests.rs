@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Merged, Pages, Status, Taken, VERSION};
+use crate::{Merged, Pages, Status, Taken, VERSION, VERSIONS};
 
 const TRACKING: Tracking =
     Tracking { granule_pages: 32, hot_set: Some(64), sample: u32::MAX, max_traps_per_s: 500 };
@@ -24,6 +24,7 @@ fn requests() -> Vec<Request> {
         Request::HandOver { lazily: true },
         Request::Take { runs: vec![Pages { page: u32::MAX - 8, pages: 8 }; MAX_TAKE] },
         Request::Keep { runs: vec![Pages { page: 0, pages: MAX_TAKE_PAGES }] },
+        Request::About,
     ]
 }
 
@@ -56,6 +57,7 @@ fn answers() -> Vec<Answer> {
         welcome(vec![]),
         Answer::Merged(Merged { shared: u32::MAX, no_room: 1, ..Merged::default() }),
         Answer::Taken(Taken { taken: 1, gone: 2, kept: u32::MAX }),
+        Answer::About { release: "1.2.3".to_owned() },
     ]
 }
 
@@ -92,12 +94,92 @@ fn every_message_comes_back_as_it_went_even_the_longest() {
     }
 }
 
-/// These bytes never change, with any [`VERSION`].
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// All requests, each with the bytes that it has in every version, and the version that added it.
 #[test]
-fn two_releases_can_tell_each_other_their_version() {
-    assert_eq!(Request::Hello { version: 300 }.encode(9).unwrap(), [0, 0xac, 2]);
-    let refusal = Answer::Refused(Refusal::Version { shim: 1, worker: 300 });
-    assert_eq!(refusal.encode(HELLO).unwrap(), [2, 0, 1, 0xac, 2]);
+fn no_request_ever_changes_its_bytes() {
+    let pages = || vec![Pages { page: 300, pages: 2 }];
+    let run = |content| Merge { page: 300, pages: 2, content };
+    let all = [
+        (Request::Hello { version: 300 }, "00ac02", 9),
+        (Request::Track(TRACKING), "01200140ffffffff0ff40309", 9),
+        (Request::Track(Tracking { hot_set: None, ..TRACKING }), "012000ffffffff0ff40309", 9),
+        (Request::Revoke { granules: vec![1, 300] }, "020201ac0209", 9),
+        (Request::Recall { granules: vec![1, 300] }, "030201ac0209", 9),
+        (Request::Release, "0409", 9),
+        (Request::Status, "0509", 9),
+        (Request::Pool { slots: 300 }, "06ac0209", 9),
+        (
+            Request::Merge { runs: vec![run(Content::Zeros), run(Content::Slot(7))] },
+            "0702ac020200ac0202010709",
+            9,
+        ),
+        (Request::Unshare { page: 300, pages: 2 }, "08ac020209", 9),
+        (Request::HandOver { lazily: true }, "090109", 9),
+        (Request::Take { runs: pages() }, "0a01ac020209", 9),
+        (Request::Keep { runs: pages() }, "0b01ac020209", 9),
+        (Request::About, "0c09", 10),
+    ];
+    for (request, bytes, since) in all {
+        assert_eq!(hex(&request.encode(9).unwrap()), bytes, "{request:?}");
+        assert_eq!(request.since(), since, "{request:?}");
+    }
+}
+
+/// The same for all answers, refusals and states.
+#[test]
+fn no_answer_ever_changes_its_bytes() {
+    let why = || "w".to_owned();
+    let welcome = |state| Answer::Welcome { version: 9, regions: vec![region(512, 8)], state };
+    let status = |state| Answer::Status(Status { state, generation: 3, staging: vec![4096] });
+    let invalid = || Refusal::Invalid { field: why(), value: 300, valid: why() };
+    let merged = Merged { shared: 1, dropped: 2, different: 3, kept: 4, no_room: 5 };
+    let all = [
+        (welcome(State::Off), "0009018004088080800100", 9),
+        (welcome(State::On(TRACKING)), "0009018004088080800101200140ffffffff0ff403", 9),
+        (welcome(State::Suspended { why: why() }), "00090180040880808001020177", 9),
+        (welcome(State::Unsupported { why: why() }), "00090180040880808001030177", 9),
+        (Answer::Done { count: 300 }, "01ac0209", 9),
+        (Answer::Refused(Refusal::Version { shim: 1, worker: 300 }), "020001ac0209", 9),
+        (Answer::Refused(Refusal::Malformed { length: 300 }), "0201ac0209", 9),
+        (Answer::Refused(invalid()), "02020177ac02017709", 9),
+        (Answer::Refused(Refusal::NotMerging { why: why() }), "0203017709", 9),
+        (Answer::Refused(Refusal::NotTracking { why: why() }), "0204017709", 9),
+        (Answer::Refused(Refusal::Busy { pid: 300 }), "0205ac0209", 9),
+        (Answer::Refused(Refusal::NotPermitted { uid: 300 }), "0206ac0209", 9),
+        (Answer::Refused(Refusal::Kernel { call: why(), errno: -1 }), "020701770109", 9),
+        (Answer::Refused(Refusal::NotTaking { why: why() }), "0208017709", 9),
+        (status(State::Off), "03000301802009", 9),
+        (Answer::Merged(merged), "04010203040509", 9),
+        (Answer::Taken(Taken { taken: 1, gone: 2, kept: 3 }), "0501020309", 9),
+        (Answer::About { release: why() }, "06017709", 10),
+    ];
+    for (answer, bytes, since) in all {
+        let id = if matches!(answer, Answer::Welcome { .. }) { HELLO } else { 9 };
+        assert_eq!(hex(&answer.encode(id).unwrap()), bytes, "{answer:?}");
+        assert_eq!(answer.since(), since, "{answer:?}");
+    }
+}
+
+/// Of every pair of versions: what is sent is known to the other side, and nothing else is.
+#[test]
+fn a_message_goes_only_to_a_side_that_knows_it() {
+    for version in VERSIONS.oldest..=VERSION {
+        for request in requests() {
+            let is_known = request.since() <= version;
+            assert_eq!(request.encode_for(version, 7).is_ok(), is_known, "{request:?}");
+        }
+        for answer in answers() {
+            let is_known = answer.since() <= version;
+            let sent = answer.encode_for(version, number(&answer));
+            assert_eq!(sent.is_ok(), is_known, "{answer:?}");
+        }
+    }
+    let error = Request::About.encode_for(9, 7).unwrap_err().to_string();
+    assert_eq!(error, "a message of version 10 of the protocol; the other side speaks 9");
 }
 
 #[test]

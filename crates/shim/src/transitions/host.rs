@@ -11,14 +11,18 @@ use sys::userfaultfd::{Progress, Userfaultfd};
 
 use super::{Kernel, STUCK, TRIES, pages_of};
 use crate::process::{pagemap, userfaultfd};
+use crate::retries;
 use crate::time::{Nanos, now};
 
 /// How long a page may fail to move back, over many steps, before QEMU is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A late page that no step has tried for this long makes way for one that is tried: all steps may
+/// wait for that one.
+const UNTRIED: Duration = Duration::from_secs(1);
 
 /// The pauses between two tries: the first ones take no time, the others grow from this.
 const SHORTEST_NAP: Duration = Duration::from_micros(10);
-/// The longest pause takes 160 µs, a sixth of [`HOLD`](super::HOLD).
+/// The longest pause takes 160 µs, a sixth of [`HOLD`](crate::retries::HOLD).
 const MOST_DOUBLINGS: u32 = 4;
 
 /// The kernel that this process runs on.
@@ -28,18 +32,65 @@ pub(crate) struct HostKernel {
     pub(crate) pagemap: &'static Pagemap,
 }
 
-/// The page that has been late for longest: its address, and since when. Both 0: no page is late.
-static LATE: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+static LATE: LatePage = LatePage::new();
 
 /// The address in guest RAM of a page that could not be moved back in time.
 pub(crate) fn late() -> Option<u64> {
-    let [at, since] = &LATE;
-    (since.load(Ordering::Acquire) != 0).then(|| at.load(Ordering::Acquire))
+    LATE.known().map(|(at, _)| at)
 }
 
 /// Clears the late page: QEMU has discarded it, or has mapped something else there.
 pub(crate) fn forget_late() {
-    LATE[1].store(0, Ordering::Release);
+    LATE.forget();
+}
+
+/// The page that has been late for longest, of those that steps still try to move back. It changes
+/// under the engine's lock.
+struct LatePage {
+    /// Its address.
+    at: AtomicU64,
+    /// Since when it is late; 0: no page is.
+    since: AtomicU64,
+    /// When it was last tried.
+    tried: AtomicU64,
+}
+
+impl LatePage {
+    const fn new() -> Self {
+        Self { at: AtomicU64::new(0), since: AtomicU64::new(0), tried: AtomicU64::new(0) }
+    }
+
+    /// Its address, and since when it is late.
+    fn known(&self) -> Option<(u64, Nanos)> {
+        let since = self.since.load(Ordering::Acquire);
+        (since != 0).then(|| (self.at.load(Ordering::Acquire), Nanos(since)))
+    }
+
+    fn forget(&self) {
+        self.since.store(0, Ordering::Release);
+    }
+
+    /// Notes a try to move the pages of `home` back: those in `away` are late. Returns for how long
+    /// the late page is, if this try was for it; 0: it is noted only now.
+    fn tried(&self, home: Range, away: &PageSet, now: Nanos) -> Option<Duration> {
+        let known = self.known();
+        if let Some((at, since)) = known
+            && (home.start..home.start + home.len).contains(&at)
+        {
+            self.tried.store(now.0, Ordering::Release);
+            if away.has(pages_of(Range { start: home.start, len: at - home.start })) {
+                return Some(now.since(since));
+            }
+            self.forget();
+            return None;
+        }
+        let untried = now.since(Nanos(self.tried.load(Ordering::Acquire)));
+        let page = away.first().filter(|_| known.is_none() || untried > UNTRIED)?;
+        self.at.store(home.start + page as u64 * PAGE_BYTES, Ordering::Release);
+        self.since.store(now.0, Ordering::Release);
+        self.tried.store(now.0, Ordering::Release);
+        Some(Duration::ZERO)
+    }
 }
 
 impl HostKernel {
@@ -85,21 +136,14 @@ impl Kernel for HostKernel {
     }
 
     fn tried(&self, home: Range, away: &PageSet) {
-        let [at, since] = &LATE;
-        let (late, began) = (at.load(Ordering::Acquire), since.load(Ordering::Acquire));
-        if began == 0 {
-            if let Some(page) = away.first() {
-                at.store(home.start + page as u64 * PAGE_BYTES, Ordering::Release);
-                since.store(now().0, Ordering::Release);
-                // The watchdog may see nothing else to watch, and sleep.
-                crate::alerts::ring();
-            }
-        } else if (home.start..home.start + home.len).contains(&late) {
-            if !away.has(pages_of(Range { start: home.start, len: late - home.start })) {
-                since.store(0, Ordering::Release);
-            } else if now().since(Nanos(began)) > PATIENCE {
-                self.end(STUCK, Errno::TIMEDOUT);
-            }
+        if away.is_empty() {
+            retries::came_back();
+        }
+        match LATE.tried(home, away, now()) {
+            // The watchdog may see nothing else to watch, and sleep.
+            Some(Duration::ZERO) => crate::alerts::ring(),
+            Some(late) if late > PATIENCE => self.end(STUCK, Errno::TIMEDOUT),
+            _ => {}
         }
     }
 
@@ -136,5 +180,27 @@ pub(crate) unsafe fn fill_holes(uffd: &Userfaultfd, range: Range) {
             // A thread that waits for a page that is still missing traps again.
             Some(_) => break,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_all_steps_wait_for_is_not_hidden_by_one_that_none_tries() {
+        let late = LatePage::new();
+        let tried = |page: u64, ms: u64| {
+            let home = Range { start: page * PAGE_BYTES, len: PAGE_BYTES };
+            let mut away = PageSet::default();
+            away.add(home, home);
+            late.tried(home, &away, Nanos(1 + ms * 1_000_000))
+        };
+        assert_eq!(tried(176, 0), Some(Duration::ZERO));
+        assert_eq!(tried(176, 900), Some(Duration::from_millis(900)));
+        assert_eq!(tried(170, 1_900), None);
+        assert_eq!(tried(170, 1_901), Some(Duration::ZERO));
+        assert_eq!(tried(176, 12_000), Some(Duration::ZERO), "that one was not tried either");
+        assert_eq!(tried(176, 12_800), Some(Duration::from_millis(800)));
     }
 }

@@ -5,7 +5,8 @@ use rustix::io::Errno;
 use sys::memory_map::{PAGE_BYTES, PageSet, Range};
 
 use super::way::RangeProgress;
-use super::{Given, HOLD, Kernel, PageRun, TRIES, TWO_PLACES};
+use super::{Given, Kernel, PageRun, TRIES, TWO_PLACES};
+use crate::retries::HOLD;
 
 /// The result of taking.
 pub(super) enum TakeOutcome {

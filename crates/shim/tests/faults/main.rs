@@ -4,6 +4,10 @@
 //! Each scenario runs once to record the calls of its steps. It then runs again for each call and
 //! each way to fail. The remaining steps follow, everything is given back, and every page must
 //! hold its expected content.
+//!
+//! All cases take some minutes, so a run takes a sample of each kind of case, another one each
+//! time. `OVERBOOK_FAULTS_SEED=` takes the same sample again, and `OVERBOOK_FAULTS_OF=` all cases
+//! whose description contains these words.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -13,8 +17,8 @@ mod common;
 mod scenarios;
 mod table;
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::io::Errno;
 use sys::faults::{Call, Fault, How};
@@ -23,8 +27,6 @@ use bed::{Bed, End, PAGES};
 use scenarios::FaultScenario;
 
 /// The number of cases in `make test`, and of those among them that need a process of their own.
-/// All cases take some minutes (`OVERBOOK_FAULTS_OF=`: those whose description contains these
-/// words).
 const SOME: usize = 1200;
 const SOME_FRESH: usize = 60;
 /// One more than the shim's retries while the kernel is busy.
@@ -46,6 +48,10 @@ impl FaultCase {
         self.scenario.steps[self.step].0
     }
 
+    fn steps_before(&self) -> impl Iterator<Item = &'static str> {
+        self.scenario.steps[..self.step].iter().map(|(name, _)| *name)
+    }
+
     /// Whether the shim retries for long.
     fn is_slow(&self) -> bool {
         let is_busy = self.how == How::Refuse(Errno::AGAIN) && self.call == Call::Move;
@@ -54,6 +60,28 @@ impl FaultCase {
 
     pub(crate) fn scenario(&self) -> &'static str {
         self.scenario.name
+    }
+
+    /// The way in which the call fails.
+    fn way(&self) -> String {
+        let times = match self.times {
+            u64::MAX => "for ever".to_owned(),
+            times => format!("{times} times"),
+        };
+        let how = match self.how {
+            How::Refuse(errno) => format!("refused ({})", name(errno)),
+            How::Part { pages: 1, errno } => format!("one page, then {}", name(errno)),
+            How::Part { errno, .. } => format!("half of it, then {}", name(errno)),
+            How::Deny(errno) => format!("done, and denied ({})", name(errno)),
+            How::HoldBefore | How::HoldAfter => "held".to_owned(),
+        };
+        format!("{how}, {times}")
+    }
+
+    /// Cases of one kind have the same call fail in the same way, at the first place of a step or
+    /// later.
+    fn kind(&self) -> (Call, String, bool) {
+        (self.call, self.way(), self.place == 0)
     }
 }
 
@@ -65,20 +93,8 @@ impl std::fmt::Debug for FaultScenario {
 
 impl std::fmt::Display for FaultCase {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { scenario, call, place, times, how, .. } = self;
-        let times = match *times {
-            u64::MAX => "for ever".to_owned(),
-            times => format!("{times} times"),
-        };
-        let step = self.step();
-        let how = match how {
-            How::Refuse(errno) => format!("refused ({})", name(*errno)),
-            How::Part { pages: 1, errno } => format!("one page, then {}", name(*errno)),
-            How::Part { errno, .. } => format!("half of it, then {}", name(*errno)),
-            How::Deny(errno) => format!("done, and denied ({})", name(*errno)),
-            How::HoldBefore | How::HoldAfter => "held".to_owned(),
-        };
-        write!(formatter, "{}: {step}: {call:?} {place}: {how}, {times}", scenario.name)
+        let Self { scenario, call, place, .. } = self;
+        write!(formatter, "{}: {}: {call:?} {place}: {}", scenario.name, self.step(), self.way())
     }
 }
 
@@ -215,25 +231,36 @@ fn run(case: &FaultCase, before: Option<Bed>) -> (End, String, Option<Bed>) {
     (end, bed.faults.site(0), None)
 }
 
-/// Runs these cases; returns the failures.
-fn run_all(cases: &[FaultCase]) -> Vec<String> {
+/// Runs these cases; returns the failures. A fault of each call must have happened. Some calls are
+/// made at some times only, so a call that was not made gets further cases of `others`.
+fn run_all(cases: Vec<FaultCase>, others: &[FaultCase]) -> Vec<String> {
     let (mut bed, mut wrong, mut met, mut new) = (None, Vec::new(), 0, 0);
+    let mut unmet: BTreeSet<Call> = cases.iter().map(|case| case.call).collect();
+    unmet.remove(&table::MAY_NOT_HAPPEN);
+    let number = cases.len();
+    let mut queue = VecDeque::from(cases);
+    let mut more = others.iter();
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();
     let began = Instant::now();
-    for case in cases {
+    while let Some(case) =
+        queue.pop_front().or_else(|| more.find(|case| unmet.contains(&case.call)).copied())
+    {
         let began = Instant::now();
         if std::env::var_os("OVERBOOK_FAULTS_TOLD").is_some() {
             eprintln!("{case}");
         }
         new += u32::from(bed.is_none());
-        let (end, site, after) = run(case, bed.take());
+        let (end, site, after) = run(&case, bed.take());
         bed = after;
-        met += u32::from(!site.is_empty());
+        if !site.is_empty() {
+            met += 1;
+            unmet.remove(&case.call);
+        }
         let took = began.elapsed();
         if took > Duration::from_secs(3) {
             println!("{took:?}: {case} at {site}");
         }
-        let words = match (end, table::row(table::MAY_END, case)) {
+        let words = match (end, table::row(table::MAY_END, &case)) {
             (End::Well, _) => continue,
             (End::Loudly(words), Some(why)) => {
                 *ends.entry(format!("{why}: {words}")).or_default() += 1;
@@ -249,54 +276,63 @@ fn run_all(cases: &[FaultCase]) -> Vec<String> {
     }
     println!(
         "{} cases, {met} met, {new} stand-ins, {:?}; ended as the table says: {ends:#?}",
-        cases.len(),
+        number,
         began.elapsed()
     );
+    wrong.extend(unmet.into_iter().map(|call| format!("no fault of this call happened: {call:?}")));
     wrong
 }
 
-/// As many of the cases as `make test` has time for, sampled evenly: half of them at the first
-/// place of a step, the rest at later places.
-fn some(all: Vec<FaultCase>) -> Vec<FaultCase> {
+/// As many of the cases as `make test` has time for.
+fn some(mut all: Vec<FaultCase>, seed: u64) -> Vec<FaultCase> {
+    fastrand::Rng::with_seed(seed).shuffle(&mut all);
     let (fresh, all): (Vec<FaultCase>, Vec<FaultCase>) =
         all.into_iter().partition(|case| case.scenario.is_fresh);
     let (slow, all): (Vec<FaultCase>, Vec<FaultCase>) =
         all.into_iter().partition(FaultCase::is_slow);
-    let (first, rest): (Vec<FaultCase>, Vec<FaultCase>) =
-        all.into_iter().partition(|case| case.place == 0);
-    let mut some = evenly(first, SOME / 2);
-    some.extend(evenly(rest, SOME - some.len()));
+    let mut some = of_each_kind(all, SOME);
     // One stand-in serves many cases.
     some.sort_by_key(|case| case.scenario.name);
-    some.extend(evenly(fresh, SOME_FRESH));
+    some.extend(of_each_kind(fresh, SOME_FRESH));
     some.extend(slow.into_iter().take(1));
     some
 }
 
-fn evenly(cases: Vec<FaultCase>, most: usize) -> Vec<FaultCase> {
-    let every = cases.len().div_ceil(most.max(1)).max(1);
-    cases.into_iter().step_by(every).collect()
+/// At most `most` of the cases: one of each kind, in their order, then a second of each …
+fn of_each_kind(cases: Vec<FaultCase>, most: usize) -> Vec<FaultCase> {
+    let mut met = BTreeMap::new();
+    let mut ranked: Vec<(u32, FaultCase)> = Vec::new();
+    for case in cases {
+        let earlier: &mut u32 = met.entry(case.kind()).or_default();
+        ranked.push((*earlier, case));
+        *earlier += 1;
+    }
+    ranked.sort_by_key(|(earlier, _)| *earlier);
+    ranked.into_iter().take(most).map(|(_, case)| case).collect()
+}
+
+/// The seed of this run's sample.
+fn seed() -> u64 {
+    match std::env::var("OVERBOOK_FAULTS_SEED") {
+        Ok(seed) => seed.parse().unwrap(),
+        Err(_) => SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs(),
+    }
 }
 
 #[test]
 fn no_fault_loses_a_byte() {
     let all: Vec<FaultCase> = scenarios::ALL.iter().flat_map(cases).collect();
-    let number = all.len();
+    let (number, seed) = (all.len(), seed());
+    let is_known = |case: &FaultCase| table::row(table::MAY_REFUSE, case).is_some();
+    let others: Vec<_> = all.iter().copied().filter(|case| !is_known(case)).collect();
     let all: Vec<FaultCase> = match std::env::var("OVERBOOK_FAULTS_OF") {
         Ok(words) => all.into_iter().filter(|case| case.to_string().contains(&words)).collect(),
-        Err(_) => {
-            let is_known = |case: &FaultCase| table::row(table::MAY_REFUSE, case).is_some();
-            some(all.into_iter().filter(|case| !is_known(case)).collect())
-        }
+        Err(_) => some(others.clone(), seed),
     };
-    println!("{} of {number} cases", all.len());
-    let wrong = run_all(&all);
-    assert!(
-        wrong.is_empty(),
-        "{} cases, told above as WRONG; the first: {}",
-        wrong.len(),
-        wrong[0]
-    );
+    println!("{} of {number} cases, OVERBOOK_FAULTS_SEED={seed}", all.len());
+    assert!(!all.is_empty());
+    let wrong = run_all(all, &others);
+    assert!(wrong.is_empty(), "{} cases are wrong: {wrong:#?}", wrong.len());
 }
 
 /// Forces an interleaving: a call is held, the guest writes meanwhile, and the call continues.

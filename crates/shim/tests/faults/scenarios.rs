@@ -57,6 +57,15 @@ pub(crate) const ALL: &[FaultScenario] = &[
         ],
     ),
     scenario(
+        "recalling",
+        &[
+            ("track", |bed| bed.track()),
+            ("revoke", |bed| bed.revoke(0..4)),
+            ("recall", |bed| bed.recall(3..4)),
+            ("release", |bed| bed.release()),
+        ],
+    ),
+    scenario(
         "merging",
         &[
             ("merge", |bed| {

@@ -70,6 +70,8 @@ mod tests {
     use std::mem::offset_of;
     use std::process::Command;
 
+    use requires::{Requirement, ensure, requires};
+
     use super::*;
 
     #[test]
@@ -83,10 +85,9 @@ mod tests {
             PERF_COUNT_HW_CACHE_DTLB, PERF_COUNT_HW_CACHE_RESULT_MISS); }\n";
         std::fs::write(&source, text).unwrap();
         let built = Command::new("cc").arg(&source).arg("-o").arg(&program).status();
-        if !built.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: no C compiler with the kernel's headers");
-            return;
-        }
+        let built = built.map_err(|error| error.to_string());
+        let built = built.and_then(|status| ensure(status.success(), status));
+        let Some(()) = requires(Requirement::Compiler, built) else { return };
         let output = Command::new(&program).output().unwrap().stdout;
         let ours = [
             size_of::<PerfEventAttr>(),

@@ -5,6 +5,7 @@ use std::{
     process::Stdio,
 };
 
+use requires::{Requirement, requires};
 use tempfile::TempDir;
 
 use super::*;
@@ -67,14 +68,10 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Compresses with a program; `None` if it is not installed.
-fn packed_by(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
+fn packed_by(program: &'static str, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut packer = std::process::Command::new(program);
     packer.arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let Ok(mut packer) = packer.spawn() else {
-        assert!(std::env::var_os("CI").is_none(), "CI must have {program}");
-        eprintln!("SKIPPED: {program} is not installed");
-        return None;
-    };
+    let mut packer = requires(Requirement::Program(program), packer.spawn())?;
     packer.stdin.take().unwrap().write_all(bytes).unwrap();
     Some(packer.wait_with_output().unwrap().stdout)
 }

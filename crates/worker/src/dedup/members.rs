@@ -68,7 +68,8 @@ impl Dedup {
             left.extend(vm.settle(linked)?);
             Ok(())
         });
-        vm.is_here = met.is_some() && vm.requests.is_ready();
+        let is_paused = self.paused.contains(&pid);
+        vm.is_here = met.is_some() && vm.requests.is_ready() && !is_paused;
         if met.is_some() {
             vm.met = boot_now();
         }

@@ -148,7 +148,7 @@ impl Dedup {
             let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid);
             let recalls = tracked.and_then(|tracked| {
                 tracked.with_shim(|linked, _| {
-                    let is_out = linked.is_revoked(page)?;
+                    let is_out = linked.recall_if_revoked(page)?;
                     linked.recall()?;
                     Ok(is_out)
                 })

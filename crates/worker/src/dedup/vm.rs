@@ -206,7 +206,7 @@ impl Vm {
         for page in
             window.pages().filter(|page| self.book.is_due_for_recall(*page, self.scan.pass()))
         {
-            recalls |= linked.is_revoked(page)?;
+            recalls |= linked.recall_if_revoked(page)?;
         }
         linked.recall()?;
         Ok(recalls)

@@ -153,6 +153,7 @@ impl TableRun {
             RandomEvent::PageIsNeeded(granule) => {
                 let page = granule * GRANULE_PAGES + 1;
                 self.table.note_recall(page, self.now, &self.shim).unwrap();
+                self.send_recalls();
             }
             RandomEvent::GranuleIsMerged(granule) => {
                 if *self.shim.state(granule) == PageState::Plain {
@@ -191,21 +192,27 @@ impl TableRun {
         self.send();
     }
 
+    /// Search does so between the worker's steps as well.
+    fn send_recalls(&mut self) {
+        let requests = &mut self.shim.requests;
+        if requests.iter().any(|it| matches!(it, ShimRequest::Recall(_))) {
+            return;
+        }
+        let granules = self.table.take_recalls();
+        if !granules.is_empty() {
+            requests.push_back(ShimRequest::Recall(granules));
+        }
+    }
+
     fn send(&mut self) {
+        self.send_recalls();
         let requests = &mut self.shim.requests;
         let awaits = |of: fn(&ShimRequest) -> bool| requests.iter().any(of);
         let is_starting = awaits(|it| matches!(it, ShimRequest::Track));
-        let is_recalling = awaits(|it| matches!(it, ShimRequest::Recall(_)));
         let is_revoking = awaits(|it| matches!(it, ShimRequest::Revoke(..)))
             || self.shim.answers.iter().any(|it| matches!(it, ShimAnswer::Revoked(..)));
         if !self.table.is_on() && !is_starting {
             requests.push_back(ShimRequest::Track);
-        }
-        if !is_recalling {
-            let granules = self.table.take_recalls();
-            if !granules.is_empty() {
-                requests.push_back(ShimRequest::Recall(granules));
-            }
         }
         if !is_revoking {
             let indexes = self.table.due_revocations(self.now);
@@ -287,17 +294,32 @@ fn revoked() -> TableRun {
 #[test]
 fn a_recall_that_was_not_sent_ends_with_a_touch() {
     let mut run = revoked();
-    run.happens(RandomEvent::PageIsNeeded(7));
+    run.table.note_recall(7 * GRANULE_PAGES, run.now, &run.shim).unwrap();
     run.happens(RandomEvent::GuestTouches(7));
     run.apply(GranuleEvent::Touched { number: 7, at: run.now });
     assert_eq!(run.table.take_recalls(), [0_u32; 0]);
 }
 
 #[test]
+fn a_recall_may_overtake_the_answer_to_the_revocation() {
+    let mut run = TableRun::new(1);
+    while run.revoked() == 0 {
+        run.step(100);
+        run.serve_all();
+    }
+    // The shim has revoked these granules, and the worker has not read the answer.
+    for granule in 0..GRANULES {
+        run.happens(RandomEvent::PageIsNeeded(granule));
+        run.serve_all();
+    }
+    assert_eq!(run.revoked(), 0);
+    run.compare().unwrap();
+}
+
+#[test]
 fn a_recalled_granule_is_revoked_again_after_a_second_and_counts_as_untouched() {
     let mut run = revoked();
     run.happens(RandomEvent::PageIsNeeded(7));
-    run.send();
     run.serve_all();
     run.step(0);
     assert_eq!(*run.shim.state(7), PageState::Plain);

@@ -1,5 +1,7 @@
 //! The same with the kernel's own files. Needs root, and no other user of KSM.
 
+use requires::{Requirement, ensure, requires};
+
 use super::*;
 
 /// Restores the kernel's settings, whether the test passes or not.
@@ -16,12 +18,10 @@ impl Drop for Kernels {
 #[test]
 fn the_kernels_own_ksm_does_what_the_files_say() {
     let ksm = Ksm::of_host();
-    let Ok(before) = ksm.settings() else {
-        return eprintln!("SKIPPED: this kernel has no KSM");
-    };
-    if ksm.check_writable(&before).is_err() || before[&Knob::Run] != "0" {
-        return eprintln!("SKIPPED: needs root, and KSM that is not at work");
-    }
+    let Some(before) = requires(Requirement::Ksm, ksm.settings()) else { return };
+    let Some(()) = requires(Requirement::IdleKsm, ksm.check_writable(&before)) else { return };
+    let is_idle = ensure(before[&Knob::Run] == "0", "it is at work");
+    let Some(()) = requires(Requirement::IdleKsm, is_idle) else { return };
     let _guard = Kernels(before.clone());
     let state = tempfile::tempdir().unwrap();
     let mut hand = Hand::new(ksm.clone(), Records::new(Journal::open(state.path()).unwrap()));

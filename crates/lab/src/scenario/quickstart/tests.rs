@@ -87,6 +87,26 @@ fn a_guest_that_falls_silent_has_lost() {
 }
 
 #[test]
+fn a_guest_that_gets_slower_by_as_much_fails() {
+    let slower = with(HUNGRY, 30, |m| m.ops_per_s = Some(2.5));
+    assert!(misses(&slower, "hungry_speedup"));
+    let others = with("research-2", 30, |m| {
+        m.progress = m.progress.map(|it| RecordingProgress { ops: 300 + (it.ops - 300) / 2, ..it });
+    });
+    assert!(misses(&others, "others_ratio"));
+}
+
+#[test]
+fn a_guest_that_is_missing_or_no_number_fails() {
+    for guest in [HUNGRY, "shop-2", "research-2"] {
+        let mut recording = good();
+        recording.guests.remove(guest);
+        assert!(!figures_of(&recording).passed(), "without {guest}");
+    }
+    assert!(misses(&with(HUNGRY, 0, |m| m.ops_per_s = Some(f64::NAN)), "hungry_speedup"));
+}
+
+#[test]
 fn a_hungry_guest_that_falls_silent_is_not_fast() {
     assert!(misses(&with(HUNGRY, 40, |m| m.ops_per_s = None), "hungry_speedup"));
 }

@@ -42,6 +42,7 @@ pub(super) fn finish(draft: &PoolDraft, faults: &mut Vec<Fault>) -> Option<PoolS
         downtime: draft.downtime_ms.map_or(PoolSpec::DOWNTIME, |ms| Millis(ms.into())),
         precopy: draft.precopy_s.map_or(PoolSpec::PRECOPY, |s| Millis::secs(s.into())),
         rest: draft.rest_s.map_or(PoolSpec::REST, |s| Millis::secs(s.into())),
+        certainty_percent: draft.certainty_percent.unwrap_or(PoolSpec::CERTAINTY),
     })
 }
 

@@ -1,19 +1,19 @@
 //! A VM's history at a glance: a line for each figure, means of intervals, and the changes.
 //!
 //! A pure function of the recorded rows. Readings count by the time for which they stand, because
-//! older ones are means of 10 s or a minute.
+//! older ones stand for 10 s or a minute.
 
 use api::wire::HistoryRow;
 use std::ops::Range;
 
-use model::Millis;
+use model::{Millis, date::utc};
 
 use super::change;
 use crate::cli::{
     fit,
     table::{Column, TextTable, rate, size},
-    when,
 };
+use crate::curve_chart::EIGHTHS;
 
 /// Lengths of an interval, in seconds; the shortest one that gives few rows is taken.
 const STEPS_S: [u64; 14] =
@@ -22,8 +22,10 @@ const STEPS_S: [u64; 14] =
 const ROWS: u64 = 16;
 /// Width of a line, where there is room for it.
 const LINE: usize = 48;
-/// The marks of a line, from low to high.
-const MARKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// The marks of a line, from low to high. The lowest known value has a mark too.
+const MARKS: &[char] = EIGHTHS.split_at(1).1;
+/// The longest time for which a reading stands.
+const LONGEST_MS: u64 = 60_000;
 /// Space for the name of a figure.
 const LABEL: usize = 12;
 
@@ -181,20 +183,22 @@ fn mark(value: f64, low: f64, high: f64) -> char {
     MARKS[((share * 7.0).round() as usize).min(7)]
 }
 
-/// The mean of a figure over the readings that begin within these moments.
+/// The mean of a figure between two moments: each reading counts by its part of that time.
 fn mean(figure: &Figure, readings: &[&HistoryRow], wall_ms: &Range<u64>) -> Option<f64> {
-    let from = readings.partition_point(|row| row.wall_ms < wall_ms.start);
+    let from = readings.partition_point(|row| row.wall_ms + LONGEST_MS <= wall_ms.start);
     let to = readings.partition_point(|row| row.wall_ms < wall_ms.end);
     let mut sum = 0.0;
-    let mut seconds = 0.0;
+    let mut time = 0.0;
     for row in &readings[from..to] {
-        if let Some(value) = (figure.value)(row) {
-            let step = f64::from(row.step_seconds.unwrap_or(1));
-            sum += value * step;
-            seconds += step;
+        let end = row.wall_ms + 1000 * u64::from(row.step_seconds.unwrap_or(1));
+        let part = end.min(wall_ms.end).saturating_sub(row.wall_ms.max(wall_ms.start));
+        let part = f64::from(u32::try_from(part).unwrap_or(u32::MAX));
+        if let Some(value) = (figure.value)(row).filter(|_| part > 0.0) {
+            sum += value * part;
+            time += part;
         }
     }
-    (seconds > 0.0).then(|| sum / seconds)
+    (time > 0.0).then(|| sum / time)
 }
 
 /// The table of means, without figures that were never known.
@@ -216,7 +220,7 @@ fn means(
     let mut begin = wall_ms.start / step * step;
     while begin < wall_ms.end {
         let interval = begin..begin + step;
-        let mut cells = vec![when::utc(begin)];
+        let mut cells = vec![utc(begin)];
         let values: Vec<Option<f64>> =
             figures.iter().map(|figure| mean(figure, readings, &interval)).collect();
         let in_it = changes.iter().filter(|row| interval.contains(&row.wall_ms)).count();
@@ -243,7 +247,7 @@ fn listed(changes: &[&HistoryRow], most: usize, width: Option<usize>) -> String 
     };
     let mut text = format!("\n{title}\n");
     for row in &changes[earlier..] {
-        let line = format!("{}  {}", when::utc(row.wall_ms), change(row));
+        let line = format!("{}  {}", utc(row.wall_ms), change(row));
         let lines = width
             .map_or_else(|| vec![line.clone()], |width| fit::wrap(&line, width, 22.min(width / 2)));
         text += &lines.iter().map(|line| format!("{line}\n")).collect::<String>();
@@ -334,6 +338,16 @@ changes
         let readings: Vec<&HistoryRow> = rows.iter().collect();
         let mean = mean(&FIGURES[0], &readings, &(START..START + 12_000)).unwrap();
         assert!((mean - 125.0 * 1_048_576.0).abs() < 1.0, "{mean}");
+    }
+
+    #[test]
+    fn a_long_reading_leaves_no_gap_in_a_short_time() {
+        let rows: Vec<HistoryRow> = (55..60).map(|at| reading(at * 60, 60, 100 + at)).collect();
+        let span = START + 3_300_000..START + 3_600_000;
+        let text = text("web-1 in the last 5 min", &rows, span, 20, Some(80));
+        let line = text.lines().find(|line| line.starts_with("MAY USE  ")).unwrap();
+        let marks: Vec<&str> = line.split_whitespace().skip(2).collect();
+        assert_eq!(marks.len(), 6, "one line of marks without a gap, and its range: {line}");
     }
 
     #[test]

@@ -4,14 +4,23 @@
 //! While its group lends memory, a worker runs in the borrower's cgroup, whose limits then hold
 //! for both workers together (overhead migration, Kim 2014 §7.1). Its own cgroup stays.
 //!
+//! A cgroup that a killed daemon has left is removed by the next one ([`CgroupRecord`]).
+//!
 //! Nothing depends on the cgroups. Where the tree is not writable (a container, no cgroup v2),
 //! workers run in the daemon's cgroup.
+
+mod record;
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
 use model::GroupName;
+
+pub(super) use record::CgroupRecord;
+
+/// The beginning of the names of workers' cgroups.
+const PREFIX: &str = "overbook-worker-";
 
 /// The cgroup membership of a worker. Drop it when its process has ended.
 #[derive(Debug)]
@@ -20,14 +29,16 @@ pub(super) struct CgroupMembership {
     home: Cgroup,
     /// The group that pays instead, and its cgroup.
     away: Option<(GroupName, Cgroup)>,
+    record: CgroupRecord,
 }
 
 impl CgroupMembership {
-    /// Moves the worker of `group`, process `pid`, into its group's cgroup.
-    pub(super) fn take(group: &GroupName, pid: u32) -> io::Result<Self> {
+    /// Moves the worker of `group`, process `pid`, into its group's cgroup, which is noted.
+    pub(super) fn take(group: &GroupName, pid: u32, record: &CgroupRecord) -> io::Result<Self> {
         let home = Cgroup::of(group)?;
+        drop(record.note(&home.dir));
         home.enter(pid)?;
-        Ok(Self { pid, home, away: None })
+        Ok(Self { pid, home, away: None, record: record.clone() })
     }
 
     /// Charges `payer`'s cgroup from now on; `None`: its own group's. Earlier usage stays where
@@ -38,6 +49,7 @@ impl CgroupMembership {
         }
         let away = payer.map(|group| Ok::<_, io::Error>((group.clone(), Cgroup::of(group)?)));
         let away = away.transpose()?;
+        away.iter().for_each(|(_, cgroup)| drop(self.record.note(&cgroup.dir)));
         away.as_ref().map_or(&self.home, |(_, cgroup)| cgroup).enter(self.pid)?;
         self.away = away;
         Ok(())
@@ -82,7 +94,7 @@ impl Drop for Cgroup {
 
 /// A valid file name: letters and digits stay, other bytes become hexadecimal.
 fn directory_name(group: &GroupName) -> String {
-    let mut name = "overbook-worker-".to_owned();
+    let mut name = PREFIX.to_owned();
     for byte in group.as_str().bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' => name.push(byte.into()),
@@ -97,6 +109,9 @@ fn directory_name(group: &GroupName) -> String {
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
+
+    use requires::{Requirement, requires};
 
     use super::*;
 
@@ -125,13 +140,37 @@ mod tests {
         format!("test-{}-{name}", std::process::id()).as_str().into()
     }
 
+    fn unrecorded(group: &GroupName, worker: &Sleeper) -> io::Result<CgroupMembership> {
+        CgroupMembership::take(group, worker.0.id(), &CgroupRecord::default())
+    }
+
+    #[test]
+    fn the_cgroup_of_a_killed_daemon_goes_with_the_next_one_after_its_worker() {
+        let state = tempfile::tempdir().unwrap();
+        let (record, worker) = (CgroupRecord::in_state(state.path()), Sleeper::start());
+        let seat = CgroupMembership::take(&group("killed"), worker.0.id(), &record);
+        let Some(seat) = requires(Requirement::Cgroup, seat) else { return };
+        let (dir, file) = (seat.home.dir.clone(), state.path().join(record::FILE_NAME));
+        // A process that is killed drops nothing.
+        std::mem::forget(seat);
+        let begin = Instant::now();
+        while fs::read_to_string(&file).unwrap_or_default() != format!("{}\n", dir.display()) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it is not on record");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        CgroupRecord::in_state(state.path());
+        assert!(dir.exists(), "its worker still runs");
+        drop(worker);
+        CgroupRecord::in_state(state.path());
+        assert!(!dir.exists());
+    }
+
     #[test]
     fn a_worker_sits_with_who_pays_and_comes_home() {
         let (lender, borrower) = (group("lender"), group("borrower"));
         let worker = Sleeper::start();
-        let mut seat = match CgroupMembership::take(&lender, worker.0.id()) {
-            Ok(seat) => seat,
-            Err(error) => return eprintln!("SKIPPED: no cgroup can be made here: {error}"),
+        let Some(mut seat) = requires(Requirement::Cgroup, unrecorded(&lender, &worker)) else {
+            return;
         };
         let (home, away) = (seat.home.dir.clone(), Cgroup::of(&borrower).unwrap());
         assert!(worker.sits_in(&lender));
@@ -149,12 +188,9 @@ mod tests {
     fn the_borrowers_own_worker_keeps_its_seat() {
         let (lender, borrower) = (group("guest"), group("host"));
         let (visitor, host) = (Sleeper::start(), Sleeper::start());
-        let (Ok(mut seat), Ok(hosts)) = (
-            CgroupMembership::take(&lender, visitor.0.id()),
-            CgroupMembership::take(&borrower, host.0.id()),
-        ) else {
-            return eprintln!("SKIPPED: no cgroup can be made here");
-        };
+        let visits = unrecorded(&lender, &visitor);
+        let Some(mut seat) = requires(Requirement::Cgroup, visits) else { return };
+        let hosts = unrecorded(&borrower, &host).unwrap();
         seat.charge(Some(&borrower)).unwrap();
         fs::remove_dir(&seat.home.dir).unwrap();
         seat.charge(None).unwrap();

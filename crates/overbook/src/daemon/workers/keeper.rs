@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use super::cgroup::CgroupMembership;
+use super::cgroup::{CgroupMembership, CgroupRecord};
 use crate::daemon::log;
 use crate::helper;
 use worker::{Order, Orders, Report, VmReport};
@@ -79,11 +79,11 @@ struct WorkerSnapshot {
 
 impl Keeper {
     /// Keeps a worker for `group` from now on.
-    pub(super) fn start(group: GroupName) -> Self {
+    pub(super) fn start(group: GroupName, cgroups: CgroupRecord) -> Self {
         let (wanted, inbox) = watch::channel(DesiredWorker::default());
         let (running, runs) = watch::channel(false);
         let known = Arc::<Mutex<WorkerSnapshot>>::default();
-        let task = KeeperTask { group, inbox, known: Arc::clone(&known), running };
+        let task = KeeperTask { group, cgroups, inbox, known: Arc::clone(&known), running };
         let task = tokio::spawn(task.run()).abort_handle();
         Self { wanted, known, runs, task }
     }
@@ -156,6 +156,7 @@ fn lock(known: &Mutex<WorkerSnapshot>) -> MutexGuard<'_, WorkerSnapshot> {
 
 struct KeeperTask {
     group: GroupName,
+    cgroups: CgroupRecord,
     inbox: watch::Receiver<DesiredWorker>,
     known: Arc<Mutex<WorkerSnapshot>>,
     running: watch::Sender<bool>,
@@ -255,7 +256,7 @@ impl KeeperTask {
         // Always runs this same program, even after an upgrade has replaced its file.
         let spawn = Spawn::new("/proc/self/exe").arg("worker").arg(self.group.as_str());
         let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
-        let seat = CgroupMembership::take(&self.group, child.identity().pid);
+        let seat = CgroupMembership::take(&self.group, child.identity().pid, &self.cgroups);
         let mut known = lock(&self.known);
         known.worker.pid = Some(child.identity().pid);
         if let Err(error) = &seat

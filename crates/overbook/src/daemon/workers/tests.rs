@@ -1,6 +1,6 @@
 //! The orders for a VM's worker, the reports in the view, and the limits of a guest's claims.
 
-use model::{ColdSpec, Dedup, DedupSpec, FreePages, FreePagesSpec, GuestStats, Tracking};
+use model::{ColdSpec, Dedup, DedupSpec, FreePages, FreePagesSpec, GuestStats, Scope, Tracking};
 
 use super::*;
 use crate::fixture;
@@ -39,6 +39,7 @@ fn report(dedup: Option<Dedup>) -> VmReport {
     let dedup = dedup.map(|dedup| Reading::new(dedup, Time(3)));
     VmReport {
         incarnation: 7,
+        shim: None,
         tracking,
         why_not: None,
         dedup,
@@ -293,4 +294,62 @@ fn an_old_report_is_not_shown() {
     assert!(fresh(Some(&report), model::Time(2_000)).is_ok());
     assert!(fresh(Some(&report), model::Time(20_000)).unwrap_err().contains("for 19 s"));
     assert!(fresh(None, model::Time(0)).is_err());
+}
+
+#[test]
+fn a_paused_vm_is_measured_and_nothing_more_is_paged_out_or_merged() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    workers.shims.assume(QEMU);
+    workers.why_not_paged = Some(None);
+    web(&mut spec).cold = ColdSpec::WhenNeeded;
+    let name: VmName = "web-1".into();
+    workers.resident.insert(name.clone(), (vm.incarnation, Bytes::mib(64)));
+    let mut pauses = Pauses::default();
+    pauses.add(&Scope::Vm(name.clone()), Hold::Kept);
+    workers.set_pauses(pauses);
+    let (order, limits) = workers.order_of(&spec, &name, &vm);
+    let order = workers.decided(&name, order.unwrap().1, &Plan::default());
+    assert!(order.keeps_shares && !order.leaves);
+    assert_eq!((order.resident, order.budget), (Some(vm.ram), TrackingBudget::default()));
+    assert_eq!((&*limits[&Mechanism::Cold], &*limits[&Mechanism::Dedup]), (PAUSED, PAUSED));
+    assert!(!limits.contains_key(&Mechanism::Tracking), "{limits:?}");
+    workers.set_pauses(Pauses::default());
+    let (_, order) = self::order(&workers, &spec, &vm).unwrap();
+    let order = workers.decided(&name, order, &Plan::default());
+    assert_eq!((order.resident, order.keeps_shares), (Some(Bytes::mib(64)), false));
+}
+
+#[test]
+fn a_released_vm_unshares_and_is_then_left_alone() {
+    let (mut workers, spec, vm) = world(|_| {});
+    workers.shims.assume(QEMU);
+    let mut pauses = Pauses::default();
+    pauses.add(&Scope::Group("web".into()), Hold::Released);
+    workers.set_pauses(pauses);
+    workers.shared.note(7, &"web".into(), Some(&sharing()));
+    let (group, leaving) = order(&workers, &spec, &vm).unwrap();
+    assert_eq!((group.as_str(), leaving.leaves, leaving.resident), ("web", true, None));
+    assert_eq!(leaving.budget, TrackingBudget::Off);
+    workers.shared.note(7, &"web".into(), Some(&Dedup::default()));
+    assert_eq!(why(&workers, &spec, "web-1", &vm), RELEASED);
+}
+
+#[tokio::test]
+async fn a_worker_that_has_nothing_to_do_is_not_missed() {
+    let (mut workers, spec, vm) = world(|_| {});
+    workers.shims.assume(QEMU);
+    let (group, order) = order(&workers, &spec, &vm).unwrap();
+    workers.groups.insert(group.clone(), Keeper::start(group.clone(), CgroupRecord::default()));
+    let shown = |workers: &mut Workers| {
+        let mut view = HostView::default();
+        workers.show(&mut view);
+        view.workers.contains_key(&group)
+    };
+    assert!(!shown(&mut workers), "no VM of the group needs it");
+    let keeper = &workers.groups[&GroupName::from("web")];
+    keeper.order([("web-1".into(), order)].into());
+    // This thread has not yet let the task start a process.
+    assert!(shown(&mut workers), "it is needed, and none runs");
+    workers.set_paused(true);
+    assert!(!shown(&mut workers), "a pause needs none");
 }

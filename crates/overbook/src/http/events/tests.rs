@@ -101,4 +101,9 @@ fn pausing_and_a_bad_configuration_are_events_of_the_host() {
     now.paused = true;
     now.config_error = Some("line 3: unknown key".to_owned());
     assert_eq!(kinds(&before, &now), [(EventKind::Paused, None), (EventKind::Config, None)]);
+    let mut alone = before.clone();
+    alone.memory.pauses.add(&model::Scope::Group("web".into()), model::Hold::Kept);
+    alone.memory.pauses.add(&model::Scope::Vm("db-1".into()), model::Hold::Kept);
+    assert_eq!(kinds(&before, &alone), [(EventKind::Paused, None), (EventKind::Paused, None)]);
+    assert_eq!(kinds(&alone, &before).len(), 2, "both are resumed");
 }

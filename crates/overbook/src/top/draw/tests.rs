@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use api::client::ClientError;
 use api::shown::{LastChange, TickView};
+use api::verdict::HostVerdict;
 use api::wire::Explanation;
 use ratatui::{Terminal, backend::TestBackend};
 
@@ -24,7 +26,9 @@ pub(crate) fn page() -> Page {
         wall_ms: host.wall_ms - 5_000,
         text: "target raised to 192 MiB: it is short of memory".to_owned(),
     });
-    Page { host, groups: GroupStatus::all(&shown), vms, explanation: None }
+    let groups = GroupStatus::all(&shown);
+    let verdict = HostVerdict::judge(&host, &groups, &vms);
+    Page { verdict, host, groups, vms, explanation: None }
 }
 
 fn screen(state: &ScreenState, width: u16, height: u16) -> Vec<String> {
@@ -75,6 +79,7 @@ fn crowded() -> ScreenState {
     page.vms = (0..33).map(named).collect();
     let group = &mut page.groups[0];
     (group.name, group.deficit_bytes) = ("web-customers-of-the-north".to_owned(), 35 << 20);
+    page.verdict = HostVerdict::judge(&page.host, &page.groups, &page.vms);
     let mut state = ScreenState::default();
     state.learn(PollerEvent::Page(Box::new(page)));
     state
@@ -83,7 +88,7 @@ fn crowded() -> ScreenState {
 #[test]
 fn a_screen_of_80x24_letter_by_letter() {
     let expected = "\
-OK: 33 VMs, 1 group, 6 GiB of 16 GiB available, mode enforce
+OK: 33 VMs (33 short of memory now), 1 group, 6 GiB of 16 GiB available, mode e…
 6 GiB of 16 GiB available   mode enforce   tick 300 ms ago   pressure 0.5 %
 web-custome…orth ███████··· OVER by 35 MiB, used 480 MiB of 580 MiB, demand
 
@@ -113,7 +118,7 @@ web-customer-f…0011  192 MiB    180 MiB   3.1 MiB/s  ok     target raised to 2
 #[test]
 fn a_screen_of_40x8_letter_by_letter() {
     let expected = "\
-OK: 33 VMs, 1 group, 6 GiB of 16 GiB av…
+OK: 33 VMs (33 short of memory now), 1 …
 web-…rth OVER by 35 MiB, surplus 100 MiB
 VM                GUEST:SWAP  REASON
 web-custome…0000   3.1 MiB/s  target ra…
@@ -237,8 +242,10 @@ fn a_question_and_a_lost_daemon_stand_in_the_last_line() {
     state.asking = Some(PauseRequest::Pause);
     assert!(screen(&state, 100, 20)[19].starts_with("Pause: change nothing any more"));
     state.asking = None;
-    state.learn(PollerEvent::Lost("no daemon answers at /s".to_owned()));
-    assert_eq!(screen(&state, 100, 20)[19], "these figures are old: no daemon answers at /s");
+    state.learn(PollerEvent::Lost(HostVerdict::of_failure(&ClientError::NoDaemon("/s".into()))));
+    let screen = screen(&state, 100, 20);
+    assert!(screen[19].starts_with("these figures are old: no daemon answers at /s"), "{screen:?}");
+    assert!(screen[0].starts_with("CRITICAL: no daemon answers at /s"), "{screen:?}");
 }
 
 #[test]

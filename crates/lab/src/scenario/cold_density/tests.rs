@@ -1,0 +1,87 @@
+//! Figures of invented courses, without guests.
+
+use super::*;
+
+#[test]
+fn what_was_due_and_not_done_is_lost() {
+    assert!((lost(150.0, 10.0, 20.0) - 0.25).abs() < 1e-9);
+    assert!(lost(201.0, 10.0, 20.0).abs() < 1e-9);
+    assert!((lost(0.0, 0.0, 20.0) - 1.0).abs() < 1e-9);
+}
+
+fn stage(guests: usize, loss: f64) -> Stage {
+    let look = Look { used: Bytes::ZERO, compressed: Bytes::ZERO };
+    let (worst, of_kinds) = (loss, [loss; MIX.len()]);
+    Stage { guests, worst, loss, of_kinds, cpu_busy: 0.5, look }
+}
+
+/// A course that carried this number of guests, and lost too much with one more.
+fn course(name: &'static str, carried: usize) -> DensityRun {
+    let mut stages: Vec<Stage> = (FIRST..=carried).map(|guests| stage(guests, 0.01)).collect();
+    stages.push(stage(carried + 1, 0.4));
+    DensityRun { name, stages, end: "too much".into(), bad_bytes: 0.0, above: Bytes::ZERO }
+}
+
+/// Overbook carries more than twice what plain does, and two more than the next.
+fn good() -> Vec<DensityRun> {
+    [("plain", 4), ("overbook", 12), ("zswap", 10), ("balloon_ksm", 8), ("all_peers", 9)]
+        .map(|(name, carried)| course(name, carried))
+        .into()
+}
+
+fn of(courses: &[DensityRun]) -> Figures {
+    figures(Figures::new(SCENARIO.name, "m".into(), 1, 1), courses, &stage(13, 0.0))
+}
+
+#[test]
+fn density_is_overbook_over_plain_and_more_is_over_the_best_of_the_others() {
+    let figures = of(&good());
+    let value = |name: &str| figures.get(name).unwrap().value;
+    assert!((value("density") - 3.0).abs() < 1e-9);
+    assert!((value("more_than_others") - 2.0).abs() < 1e-9);
+    assert!(figures.passed(), "{}", figures.to_table());
+}
+
+#[test]
+fn a_peer_that_carries_as_many_or_the_reverse_ratio_fails() {
+    for peer in ["zswap", "balloon_ksm", "all_peers"] {
+        let mut courses = good();
+        let at = courses.iter().position(|course| course.name == peer).unwrap();
+        courses[at] = course(peer, 12);
+        assert!(!of(&courses).get("more_than_others").unwrap().met(), "{peer}");
+    }
+    let mut courses = good();
+    (courses[0], courses[1]) = (course("plain", 12), course("overbook", 4));
+    assert!(!of(&courses).get("density").unwrap().met());
+}
+
+#[test]
+fn a_course_that_is_missing_fails() {
+    for missing in 0..WAYS.len() {
+        let mut courses = good();
+        courses.remove(missing);
+        assert!(!of(&courses).passed(), "without {}", good()[missing].name);
+    }
+}
+
+#[test]
+fn losses_and_bytes_that_are_no_number_fail() {
+    let mut courses = good();
+    courses[1].stages.iter_mut().for_each(|stage| stage.worst = f64::NAN);
+    assert!(!of(&courses).get("density").unwrap().met());
+    for bad_bytes in [f64::NAN, 1.0] {
+        let mut courses = good();
+        courses[3].bad_bytes = bad_bytes;
+        assert!(!of(&courses).get("bad_bytes").unwrap().met());
+    }
+}
+
+#[test]
+fn the_middle_window_counts_and_the_guest_that_loses_most() {
+    let window = |worst: f64| Stage { worst, ..stage(5, 0.01) };
+    let of = |losses: [f64; WINDOWS]| middle(losses.map(window).into());
+    assert!(!of([0.0, 0.2, 0.3]).is_carried());
+    assert!(of([0.3, 0.04, 0.0]).is_carried());
+    assert!(of([0.3, f64::NAN, 0.0]).worst > LOSS);
+    assert!(!of([f64::NAN, 0.01, f64::NAN]).is_carried());
+}
