@@ -285,7 +285,7 @@ impl Stage {
     pub fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !is_so(self) {
-            assert!(Instant::now() < deadline, "waited in vain until {what}\n{}", self.scene());
+            assert!(Instant::now() < deadline, "not in time: {what}\n{}", self.scene());
             std::thread::sleep(POLL);
         }
     }

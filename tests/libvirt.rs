@@ -46,9 +46,11 @@ const NEWER_PACKAGES: [&str; 7] = [
 ];
 const BASE: Bytes = Bytes::mib(128);
 const MAX: Bytes = Bytes::mib(256);
-/// The guest that is short of memory, its RAM, and its array: it could use the group's whole
-/// budget.
-const HUNGRY: (&str, Bytes, u64) = ("hungry", Bytes::mib(512), 400);
+/// The guest that is short of memory.
+const HUNGRY: &str = "hungry";
+const HUNGRY_MAX: Bytes = Bytes::mib(512);
+/// Its array: it could use the group's whole budget.
+const ARRAY_MIB: u64 = 400;
 /// The group's budget. It also pays for the QEMUs' own memory.
 const BUDGET: Bytes = Bytes::mib(480);
 /// Maximum time of any wait, long enough for a busy machine.
@@ -503,7 +505,7 @@ fn emulator(dir: &Path) -> PathBuf {
 
 /// A domain's RAM, which is also its greatest size.
 fn ram(name: &str) -> Bytes {
-    if name == HUNGRY.0 { HUNGRY.1 } else { MAX }
+    if name == HUNGRY { HUNGRY_MAX } else { MAX }
 }
 
 fn description(dir: &Path, emulator: &Path, name: &str) -> String {
@@ -513,8 +515,8 @@ fn description(dir: &Path, emulator: &Path, name: &str) -> String {
         "stray" => String::new(),
         _ => format!("<metadata><o:vm {METADATA} max=\"{max} KiB\"/></metadata>"),
     };
-    let workload = if name == HUNGRY.0 {
-        format!("random-array,--mb,{},--record-kb,64", HUNGRY.2)
+    let workload = if name == HUNGRY {
+        format!("random-array,--mb,{ARRAY_MIB},--record-kb,64")
     } else {
         "idle".to_owned()
     };

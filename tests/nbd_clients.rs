@@ -20,6 +20,7 @@ use pageserver::layers::memory::Memory;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::Acceptor;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
@@ -347,7 +348,8 @@ fn our_client_asks_qemus_server_before_ours() {
         assert!(client.read(SIZE, 512).await.is_err());
         Ok::<_, ClientError>(())
     });
-    server.kill().unwrap();
+    // SIGTERM, which `timeout` passes on: SIGKILL would leave QEMU's server behind.
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
     server.wait().unwrap();
     done.unwrap();
     let found = stage.runtime.block_on(layer::read(&*stage.memory, 1 << 20, 8192)).unwrap();

@@ -131,7 +131,7 @@ fn until(what: &str, hosts: &[&MemberHost], mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !is_so() {
         let scenes = || hosts.iter().map(|host| host.scene()).collect::<Vec<_>>().join("\n---\n");
-        assert!(Instant::now() < deadline, "waited in vain until {what}\n{}", scenes());
+        assert!(Instant::now() < deadline, "not in time: {what}\n{}", scenes());
         std::thread::sleep(POLL);
     }
 }

@@ -199,7 +199,7 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
 fn until(systemd: &Systemd<'_>, what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}: {}", systemd.log());
+        assert!(Instant::now() < deadline, "not in time: {what}: {}", systemd.log());
         std::thread::sleep(Duration::from_millis(50));
     }
 }

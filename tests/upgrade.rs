@@ -9,6 +9,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ const WATCH: Duration = Duration::from_secs(4);
 /// a start, and some ticks, on a busy machine.
 const UNMANAGED: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
+/// How long no balloon has moved before the first change: its own movement is not an upgrade's.
+const REST: Duration = Duration::from_secs(15);
 /// Memory of the guests in `cafe` that is in the host's swap, or shared, before the first change.
 const ENOUGH: Bytes = Bytes::mib(16);
 
@@ -42,17 +45,23 @@ fn step() -> Bytes {
     MAX.percent(tuning::STEP_PERCENT)
 }
 
+/// A guest's memory before Overbook.
+fn had(vm: &str) -> Bytes {
+    // A verifying guest without swap is killed in less.
+    if PAGED.contains(&vm) { MAX } else { BASE }
+}
+
 fn guests() -> Vec<MachineSpec> {
     let guest = |name: &str, group, workload| MachineSpec {
         shim: true,
         older_shim: OLDER.contains(&name),
-        ..MachineSpec::new(name, group, BASE, MAX, workload)
+        ..MachineSpec::new(name, group, had(name), MAX, workload)
     };
     // The same seed: the data is identical. Each page is read again after half a minute.
     let paged = |name| guest(name, "cafe", "verify --mb 80 --rate 3");
     let swaps = |guest: MachineSpec| guest.with_swap(Bytes::mib(256), None);
     vec![
-        swaps(guest(BALLOONS[0], "shop", "random-array --mb 110 --record-kb 64")),
+        swaps(guest(BALLOONS[0], "shop", "random-array --mb 180 --record-kb 64")),
         swaps(guest(BALLOONS[1], "shop", "idle")),
         paged(PAGED[0]),
         paged(PAGED[1]),
@@ -87,6 +96,10 @@ struct MemoryPlaces {
 impl MemoryPlaces {
     fn of(stage: &Stage, vm: &str) -> Self {
         Self { balloon: stage.balloon(vm), out: out(stage, vm) }
+    }
+
+    fn balloons(stage: &Stage) -> [Bytes; 2] {
+        BALLOONS.map(|vm| stage.balloon(vm))
     }
 
     /// The memory that has moved since.
@@ -127,20 +140,23 @@ fn switch_everything_on(stage: &Stage) {
         .replace("dedup = \"off\"", "dedup = 50")
         .replace("free_pages = \"off\"", "free_pages = \"lazy\"");
     for vm in PAGED {
-        let limits = format!("[vm.{vm:?}]\nmin = \"65536KiB\"\nbase = ");
-        assert!(text.contains(&limits), "{text}");
-        text = text.replace(&format!("{limits}\"131072KiB\""), &format!("{limits}\"65536KiB\""));
+        let limits = |min: Bytes, base: Bytes| {
+            format!("[vm.{vm:?}]\nmin = \"{}KiB\"\nbase = \"{}KiB\"", min.0 >> 10, base.0 >> 10)
+        };
+        let before = limits(MAX.share(1, 2), MAX);
+        assert!(text.contains(&before), "{text}");
+        text = text.replace(&before, &limits(Bytes::mib(32), Bytes::mib(32)));
     }
     let (before, cafe) = text.split_once("[group.\"cafe\"]\n").unwrap();
     let (cafe, shop) = cafe.split_once("[group.").unwrap();
     let cafe = cafe.replace("cold = \"off\"", "cold = \"when-needed\"");
-    let text = format!("{before}[group.\"cafe\"]\nbudget = \"128MiB\"\n{cafe}[group.{shop}");
+    let text = format!("{before}[group.\"cafe\"]\nbudget = \"64MiB\"\n{cafe}[group.{shop}");
     std::fs::write(stage.config(), text).unwrap();
     stage.hang_up();
 }
 
 #[test]
-#[ignore = "it was not yet shown to pass: `make upgrade-test` runs it"]
+#[ignore = "`make upgrade-test` builds the other release and runs it, for 7 minutes"]
 fn twenty_restarts_and_upgrades_move_no_guests_memory_and_leave_no_vm_unmanaged() {
     let Some(older) = older() else { return };
     let newer = command::own_program("overbook").unwrap();
@@ -148,15 +164,20 @@ fn twenty_restarts_and_upgrades_move_no_guests_memory_and_leave_no_vm_unmanaged(
     let Some(mut stage) = Stage::start(Mode::Enforce, &guests()) else { return };
     fleet::wait_until_working(&stage.lab).unwrap();
     switch_everything_on(&stage);
-    stage.until("memory has moved by balloons", |stage| {
-        stage.balloon("hungry") > BASE && stage.balloon("idle") < BASE
-    });
+    stage.until("memory has moved by a balloon", |stage| stage.balloon("hungry") > BASE);
     stage.until("memory is paged out and shared", |stage| {
         PAGED.iter().all(|vm| shared(stage, vm) > ENOUGH)
             && PAGED.iter().map(|vm| out(stage, vm)).sum::<Bytes>() > ENOUGH
     });
     stage.until("the shims' versions are known", |stage| {
         all().all(|vm| !stage.vm(vm)["shim"].is_null())
+    });
+    let rest = Cell::new((MemoryPlaces::balloons(&stage), Instant::now()));
+    stage.until("the balloons rest", |stage| {
+        let (before, since) = rest.get();
+        let now = MemoryPlaces::balloons(stage);
+        rest.set((now, if now == before { since } else { Instant::now() }));
+        rest.get().1.elapsed() > REST
     });
     let said = stage.says(&["status"]);
     assert!(said.contains("the shim is of another release in idle, one: restart"), "{said}");
@@ -204,7 +225,7 @@ fn twenty_restarts_and_upgrades_move_no_guests_memory_and_leave_no_vm_unmanaged(
     let said = stage.overbook(&["release"]);
     assert!(said.status.success(), "{}", overbook_tests::text(&said));
     stage.until("every guest has what it had", |stage| {
-        all().all(|vm| stage.balloon(vm) == BASE && stage.polling_s(vm) == 0)
+        all().all(|vm| stage.balloon(vm) == had(vm) && stage.polling_s(vm) == 0)
     });
     assert!(PAGED.iter().all(|vm| shared(&stage, vm) == Bytes::ZERO));
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);

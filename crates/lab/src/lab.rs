@@ -66,7 +66,7 @@ pub enum LabError {
     #[error("the lab has no machine {0:?}")]
     NoMachine(String),
     /// A scenario did not see what it waited for.
-    #[error("waited {} s in vain for {what}", limit.as_secs())]
+    #[error("not within {} s: {what}", limit.as_secs())]
     Timeout {
         /// The missing condition.
         what: String,

@@ -421,7 +421,7 @@ fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(10)).await;
             }
-            panic!("waited in vain");
+            panic!("not in time");
         };
         until(None, |far| far.connected == 1 && far.admits).await;
         let wanted = |name: &str| pageserver::nbd::dialogue::Wanted {

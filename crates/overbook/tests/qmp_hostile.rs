@@ -185,7 +185,7 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("waited in vain until {what}");
+    panic!("not in time: {what}");
 }
 
 /// Waits long enough for an unwanted event to happen.

@@ -87,7 +87,7 @@ async fn waits_for(what: &str, is_so: impl Fn() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("waited in vain for {what}");
+    panic!("not in time: {what}");
 }
 
 #[tokio::test]

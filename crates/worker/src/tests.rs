@@ -33,7 +33,7 @@ fn until(
     while !is_so(shim, tracked) {
         assert!(
             Instant::now() < deadline,
-            "in vain: {:?} {:?}",
+            "not in time: {:?} {:?}",
             tracked.state(),
             tracked.reading()
         );
@@ -435,6 +435,6 @@ fn what_shares_all_of_its_pages_is_asked_for_once_and_not_taken_to_be_in_use() {
     until(&mut shim, &mut tracked, guest, |_, _| Instant::now() > deadline);
     let set = tracked.reading().unwrap().value.working_set.unwrap().as_mib();
     assert!((3.0..6.0).contains(&set), "4 MiB are in use: {set}");
-    let in_vain = shim.asked.iter().filter(|granule| **granule >= 32).count();
-    assert!((1..=2 * 480).contains(&in_vain), "{in_vain} revocations of 480 granules in vain");
+    let needless = shim.asked.iter().filter(|granule| **granule >= 32).count();
+    assert!((1..=2 * 480).contains(&needless), "{needless} revocations of 480 unused granules");
 }

@@ -24,7 +24,7 @@ use crate::{fleet, interrupt};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-kill",
-    summary: "the daemon is killed at random moments, bare and with everything on: no guest is harmed",
+    summary: "the daemon is killed at random moments, bare and with all on: no guest is harmed",
     file: file!(),
     measures: &[measured::POLICY, measured::DAEMON, measured::WORKER, measured::SHIM],
     claims: claims! {

@@ -33,7 +33,7 @@ use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-vs-ksm",
-    summary: "identical pages of four guests merged by Overbook and by kernel KSM: how much, how soon, at what cost",
+    summary: "identical pages of four guests, merged by Overbook and by KSM: amount, time, cost",
     file: file!(),
     measures: &[measured::PAGES, measured::SHIM],
     claims: claims! {

@@ -30,7 +30,7 @@ use crate::worker_process::WorkerProcess;
 
 pub(super) const TABLE_9: Scenario = Scenario {
     name: "imr-table9",
-    summary: "taking back what a guest has freed, random and duplicated data: how much, at what cost",
+    summary: "taking what a guest has freed, random and duplicated data: amount and cost",
     file: file!(),
     measures: &[measured::SHIM, measured::WORKER],
     claims: claims! {

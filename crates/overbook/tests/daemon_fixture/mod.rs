@@ -87,7 +87,7 @@ impl TestDaemon {
         while !holds(self) {
             let ended: Option<ExitStatus> = self.child.try_wait().unwrap();
             assert!(ended.is_none(), "the daemon has ended ({ended:?}): {}", self.log());
-            assert!(Instant::now() < end, "waited in vain until {what}; the log:\n{}", self.log());
+            assert!(Instant::now() < end, "not in time: {what}; the log:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
