@@ -1,6 +1,7 @@
 //! Plain English, held by a test: words and openings that a reader stumbles over are counted.
 //!
-//! README, the guide, messages (string literals of what ships) and comments have none of them. The
+//! README, the guide, messages (string literals of what ships), comments and the packages' files
+//! have none of them. The
 //! text is searched, not its meaning; words in backquotes and in code blocks do not count.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -195,6 +196,23 @@ fn parts() -> Vec<String> {
 #[test]
 fn comments_are_plain() {
     let found: Vec<String> = parts().iter().flat_map(|part| comments_of(part)).collect();
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// A comment of a unit, a script or a configuration, without the settings that are switched off.
+fn packaged_comment(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix('#')?;
+    rest.starts_with(' ').then_some(rest)
+}
+
+#[test]
+fn packaged_files_are_plain() {
+    let ends = ["toml", "service", "prerm", "postrm", "postinst", "conf"];
+    let found: Vec<_> = ends
+        .iter()
+        .flat_map(|end| files("packaging", end))
+        .flat_map(|(name, text)| told(&name, &paragraphs(text.lines().map(packaged_comment))))
+        .collect();
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 

@@ -409,7 +409,7 @@ impl LibvirtHost {
                 };
                 let status = text(&self.overbook(&["status", "--json"]));
                 let logs = ["daemon.log", "helper.log", "libvirtd.log", "hungry.console"].map(log);
-                panic!("waited in vain until {what}\n{status}{}", logs.concat());
+                panic!("not in time: {what}\n{status}{}", logs.concat());
             }
             std::thread::sleep(POLL);
         }

@@ -67,7 +67,7 @@ impl FloodedDaemon {
         let end = Instant::now() + LIMIT;
         while !holds(self) {
             let log = || fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-            assert!(Instant::now() < end, "waited in vain until {what}: {}", log());
+            assert!(Instant::now() < end, "not in time: {what}: {}", log());
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -92,7 +92,7 @@ impl CleanHost {
         let deadline = Instant::now() + LIMIT;
         let mut host = Self { dir, cgroup, init: 0, _boot: boot };
         // The name comes after everything else.
-        while host.init == 0 || !host.sh("test $(hostname) = clean").status.success() {
+        while host.init == 0 || !host.run("test $(hostname) = clean").status.success() {
             assert!(Instant::now() < deadline, "it does not start: {}", host.log());
             std::thread::sleep(Duration::from_millis(100));
             let children = children_of(host._boot.identity().pid).unwrap_or_default();
@@ -101,19 +101,14 @@ impl CleanHost {
         host
     }
 
-    /// Runs a shell's line in it.
-    pub(crate) fn run(&self, line: &str) -> Output {
-        self.sh(line)
-    }
-
     /// The same; the line must succeed. Returns all that it prints.
     pub(crate) fn must(&self, line: &str) -> String {
-        let output = self.sh(line);
+        let output = self.run(line);
         assert!(output.status.success(), "{line}: {}\n{}", text(&output), self.log());
         text(&output)
     }
 
-    fn sh(&self, line: &str) -> Output {
+    pub(crate) fn run(&self, line: &str) -> Output {
         let pid = self.init.to_string();
         let mut command = Command::new("nsenter");
         command.args(["--target", &pid, "--mount", "--pid", "--cgroup", "--uts", "--ipc"]);

@@ -190,7 +190,10 @@ fn kind_of(vm: &VmStatus, groups: &[GroupStatus]) -> Option<usize> {
 
 /// Sorts VMs: the one with the gravest trouble first, those without trouble by name.
 pub fn sort_by_gravity(vms: &mut [VmStatus], groups: &[GroupStatus]) {
-    vms.sort_by_cached_key(|vm| (kind_of(vm, groups).unwrap_or(usize::MAX), urgency(vm)));
+    vms.sort_by_cached_key(|vm| match kind_of(vm, groups) {
+        Some(kind) => (kind, urgency(vm)),
+        None => (usize::MAX, (Reverse(0), Reverse(0), vm.name.clone())),
+    });
 }
 
 /// The order within a kind: the VM that waits longest first, then by name.

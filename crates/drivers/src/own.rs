@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use model::VmName;
 use sys::peer::{Peer, PeerError};
 use sys::process::Identity;
 use tokio::net::UnixStream;
@@ -25,8 +26,19 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Own {
     /// Processes, each with the name of its VM or of its socket.
     pub processes: BTreeMap<Identity, String>,
-    /// Sockets that could not be checked, and why.
-    pub unknown: Vec<(String, String)>,
+    /// Sockets that could not be checked, each with the name of its VM, and why.
+    pub unknown: Vec<UnknownSocket>,
+}
+
+/// A socket that could not be checked.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnknownSocket {
+    /// The name that its VM has by the socket's.
+    pub vm: VmName,
+    /// Path.
+    pub socket: PathBuf,
+    /// The fault.
+    pub why: String,
 }
 
 /// The processes of the VMs that these records and the sockets of these globs name.
@@ -40,13 +52,13 @@ pub async fn own_processes(records: &[UndoRecord], globs: &[String]) -> Own {
     let sockets = discovery::find(globs);
     let looks = sockets.iter().map(|socket| process_at(socket));
     for (socket, found) in sockets.iter().zip(join_all(looks).await) {
+        let vm = super::shared::name_of_socket(socket);
         match found {
             Ok(None) => {}
             Ok(Some(process)) => {
-                let name = super::shared::name_of_socket(socket).to_string();
-                own.processes.entry(process).or_insert(name);
+                own.processes.entry(process).or_insert(vm.to_string());
             }
-            Err(why) => own.unknown.push((socket.display().to_string(), why)),
+            Err(why) => own.unknown.push(UnknownSocket { vm, socket: socket.clone(), why }),
         }
     }
     own

@@ -1,4 +1,4 @@
-//! Proxmox's VMs on this node: who they are, in which pool and with which tags, and whether
+//! Proxmox's VMs on this node: their names, in which pool and with which tags, and whether
 //! pvestatd moves their balloons.
 //!
 //! **Problem.** Their files lie in `/etc/pve`, a FUSE file system of the cluster. A read there may
@@ -59,7 +59,14 @@ pub fn read(run: &Path, cluster: &Path) -> ProxmoxReport {
         Err(error) => return failed(&users, error),
     };
     let mut report = ProxmoxReport::default();
-    for path in entries.flatten().map(|entry| entry.path()) {
+    for entry in entries {
+        let path = match entry {
+            Ok(entry) => entry.path(),
+            Err(error) => {
+                report.fault = fault(&directory, error);
+                break;
+            }
+        };
         let Some(vmid) = vmid_in(&path) else { continue };
         if report.vms.len() == MOST_VMS {
             report.fault = Some(format!("{} has more VMs than {MOST_VMS}", directory.display()));

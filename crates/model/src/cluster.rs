@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::words::maybe_of_others;
-use crate::{Bytes, GroupName, HostName, Reading, Severity, Time, Together, VmName};
+use crate::{Bytes, GroupName, HostName, Profile, Reading, Severity, Time, Together, VmName};
 
 /// A host's report: only the data that other hosts need to decide.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostReport {
-    /// The host's memory without its reserve.
+    /// The host's memory without its reserve and its repository's share of the pool's excess space.
     pub memory: Bytes,
     /// Whether VMs can move to this host.
     #[serde(default = "yes")]
@@ -18,9 +18,6 @@ pub struct HostReport {
     /// The most memory that its repository would hold for other hosts; zero: it has none.
     #[serde(default)]
     pub lends: Bytes,
-    /// The memory that its repository holds now, lent or free. It is not part of `memory`.
-    #[serde(default)]
-    pub holds: Bytes,
     /// The host's managed VMs.
     pub vms: BTreeMap<VmName, VmReport>,
     /// Memory that the host never hands out; for people.
@@ -64,6 +61,19 @@ pub struct OverloadRates {
     pub transient: u16,
     /// Of sustained ones.
     pub sustained: u16,
+}
+
+impl OverloadRates {
+    /// The rates in a profile of intervals of this length, rounded up. `None`: less than an hour
+    /// was measured.
+    #[must_use]
+    pub fn of(profile: &Profile, interval_s: u64) -> Option<Self> {
+        let share = |n: u64| u16::try_from((n * 1000).div_ceil(profile.intervals)).unwrap_or(1000);
+        (profile.intervals >= (3600 / interval_s).max(1)).then(|| Self {
+            transient: share(profile.transient),
+            sustained: share(profile.sustained),
+        })
+    }
 }
 
 /// Memory that is kept for overloads: excess space (Williams 2011 §4).

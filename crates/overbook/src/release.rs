@@ -17,7 +17,11 @@ use std::{
 
 use api::wire::{ReleasePreview, ReleasedVm};
 use drivers::journal::{Journal, JournalError};
-use drivers::{Records, Released, Undo, Undone, ksm::Hand, own::Own};
+use drivers::{
+    Records, Released, Undo, Undone,
+    ksm::Hand,
+    own::{Own, UnknownSocket},
+};
 use model::{Bytes, KsmOrder, Spec, VmName, config::DEFAULT_STATE};
 use sys::ksm::Ksm;
 use sys::meminfo::MemInfo;
@@ -90,12 +94,13 @@ pub fn offline(
     let _lock = StateLock::acquire(state, Holder::Release)?;
     let records = Records::new(Journal::open(state)?);
     let (outcomes, own) = restore_meant(&records, qmp, is_meant, Undo::Now)?;
+    let mut unshared = unshare(&own.processes);
+    unshared.extend(own.unknown.into_iter().map(|UnknownSocket { socket, why, .. }| {
+        (socket.display().to_string(), Err(because(&why)))
+    }));
     if is_meant.is_some() {
-        let unshared = unshare(&own.processes).into_iter().collect();
         return Ok(summary(outcomes, unshared, Ok(None)));
     }
-    let mut unshared = unshare(&own.processes);
-    unshared.extend(own.unknown.into_iter().map(|(what, why)| (what, Err(because(&why)))));
     let ksm = Hand::new(Ksm::of_host(), records).obey(KsmOrder::PutBack);
     Ok(summary(outcomes, unshared, ksm.map_err(|error| error.to_string())))
 }
@@ -113,6 +118,7 @@ fn restore_meant(
         let mut all = records.all().await;
         let mut own = drivers::own_processes(&all, qmp).await;
         own.processes.retain(|_, name| is_meant(&VmName::from(name.as_str())));
+        own.unknown.retain(|unknown| is_meant(&unknown.vm));
         all.retain(|record| is_meant(&record.vm));
         let asked = drivers::restore_all(records, &all, Undo::DryRun).await;
         if undo == Undo::DryRun {

@@ -167,8 +167,10 @@ fn counted(mut together: Together, vms: &[&VmReport]) -> Together {
 struct Place {
     /// Memory for VMs that move here.
     room: Bytes,
-    /// Memory that its repository can hold in addition to its share.
-    lendable: Bytes,
+    /// Memory that no VM has, with its repository's share of the last plan.
+    beside: Bytes,
+    /// The most that its repository would hold.
+    lends: Bytes,
     /// Its share of the last plan that is not dealt out again.
     had: ExcessSpace,
     share: ExcessSpace,
@@ -179,8 +181,13 @@ impl Place {
         let given: Bytes = host.vms.values().map(|vm| vm.given).sum();
         let free = host.memory.minus(given);
         let room = if host.receives { free } else { Bytes::ZERO };
-        let lendable = free.plus(host.holds).min(host.lends);
-        Self { room, lendable, had, share: ExcessSpace::default() }
+        let beside = free.plus(had.repositories);
+        Self { room, beside, lends: host.lends, had, share: ExcessSpace::default() }
+    }
+
+    /// Memory that its repository can hold.
+    fn lendable(&self) -> Bytes {
+        self.beside.min(self.lends)
     }
 
     /// Its rank among places for a VM of this size: first where most of it is kept already.
@@ -192,16 +199,16 @@ impl Place {
         self.had.targets = self.had.targets.minus(size);
         self.room = self.room.minus(size);
         self.share.targets = self.share.targets.plus(size);
-        self.lendable = self.lendable.minus(size);
+        self.beside = self.beside.minus(size);
     }
 }
 
 /// Deals out room for pages in proportion to what each repository can hold. Returns the rest.
 fn lend(places: &mut BTreeMap<&HostName, Place>, need: Bytes) -> Bytes {
-    let all: Bytes = places.values().map(|place| place.lendable).sum();
+    let all: Bytes = places.values().map(|place| place.lendable()).sum();
     let dealt = need.min(all);
     for place in places.values_mut() {
-        place.share.repositories = dealt.share(place.lendable.0, all.0.max(1));
+        place.share.repositories = dealt.share(place.lendable().0, all.0.max(1));
     }
     need.minus(dealt)
 }
@@ -386,6 +393,32 @@ mod tests {
             plan.shares.values().map(|share| share.targets).collect()
         };
         assert_eq!(targets(&again), targets(&plan));
+    }
+
+    #[test]
+    fn memory_that_repositories_keep_is_still_theirs() {
+        let mut view = pool(&[9_000, 9_000], 30);
+        let plan = share_out(&view, CERTAINTY, &ExcessPlan::default());
+        let kept = |plan: &ExcessPlan| plan.shares.values().map(|it| it.repositories).sum();
+        assert!(kept(&plan) > Bytes::mib(2_000) && plan.missing == ExcessSpace::default());
+        // Hosts report no memory that their repositories keep.
+        for (name, host) in &mut view.hosts {
+            host.value.memory = host.value.memory.minus(plan.shares[name].repositories);
+        }
+        let again = share_out(&view, CERTAINTY, &plan);
+        assert_eq!((kept(&again), again.missing), (kept(&plan), ExcessSpace::default()));
+    }
+
+    #[test]
+    fn a_vm_that_moves_in_uses_memory_and_not_the_repositorys_bound() {
+        let mut view = pool(&[20_000], 50);
+        let host = view.hosts.values_mut().next().unwrap();
+        host.value.lends = Bytes::mib(4_000);
+        let plan = share_out(&view, CERTAINTY, &ExcessPlan::default());
+        assert!(plan.need.targets >= Bytes::mib(1_024));
+        assert_eq!(plan.missing.targets, Bytes::ZERO);
+        let share = plan.shares.values().next().unwrap();
+        assert_eq!(share.repositories, plan.need.repositories.min(Bytes::mib(4_000)));
     }
 
     #[test]

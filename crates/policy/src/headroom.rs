@@ -36,6 +36,8 @@ pub(crate) struct Headroom {
     left: Bytes,
     /// Memory left for VMs in sustained overload only.
     kept: Bytes,
+    /// Whether the host has all the memory that it is to keep.
+    pub(crate) covers_kept: bool,
     /// Set when the host is short.
     pub(crate) short: Option<Reason>,
     refusal: Reason,
@@ -52,8 +54,13 @@ impl Headroom {
         now: Time,
     ) -> Self {
         let nothing = Bytes::ZERO;
-        let unknown =
-            Self { left: nothing, kept: nothing, short: None, refusal: Reason::HostUnknown };
+        let unknown = Self {
+            left: nothing,
+            kept: nothing,
+            covers_kept: true,
+            short: None,
+            refusal: Reason::HostUnknown,
+        };
         let Some(host) = host.filter(|h| h.age(now) <= tuning::STALE_AFTER) else {
             return unknown;
         };
@@ -64,12 +71,14 @@ impl Headroom {
             return Self { left: Bytes(u64::MAX), ..unknown };
         }
         let beyond = available.minus(reserve.plus(promised));
+        let covers_kept = kept <= beyond;
+        let kept = kept.min(beyond);
         let refusal = match kept {
             Bytes::ZERO => Reason::HostReserve { available, reserve },
             kept => Reason::KeptForOverloads { available: available.minus(reserve), kept },
         };
         let short = (available < reserve).then_some(Reason::HostShort { available, reserve });
-        Self { left: beyond.minus(kept), kept: kept.min(beyond), short, refusal }
+        Self { left: beyond.minus(kept), kept, covers_kept, short, refusal }
     }
 
     /// The unclaimed rest, without the memory that is kept for overloads.
@@ -124,5 +133,19 @@ mod tests {
         ));
         assert_eq!(headroom.claim_for(true, Bytes::mib(2_000)), Ok(Bytes::mib(700)));
         assert!(headroom.claim_for(true, Bytes::mib(100)).is_err());
+    }
+
+    #[test]
+    fn a_host_at_its_reserve_keeps_nothing_and_says_so() {
+        let host = HostReading {
+            total: Bytes::mib(10_000),
+            available: Bytes::mib(500),
+            ..HostReading::default()
+        };
+        let (host, reserve) = (Some(Reading::new(host, Time(0))), Some(Bytes::mib(500)));
+        let amounts = (Bytes::ZERO, Bytes::ZERO, Bytes::mib(1_500));
+        let headroom = Headroom::measure(host, reserve, amounts, Rules::ALL, Time(0));
+        assert!(!headroom.covers_kept);
+        assert!(matches!(headroom.refusal(), Reason::HostReserve { .. }));
     }
 }

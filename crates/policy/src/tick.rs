@@ -73,7 +73,7 @@ pub fn tick_with(
     if !memory.paused {
         plan.caches = cache::quotas(&groups, spec, &host);
     }
-    plan.spare = (!is_short_of_host(&groups)).then(|| host.left());
+    plan.spare = (host.covers_kept && !is_short_of_host(&groups)).then(|| host.left());
     let members = groups.values_mut().flat_map(|group| &mut group.members);
     let watched = members.map(|member| Watched {
         name: &member.name,

@@ -119,7 +119,7 @@ fn pages_of_zeros_are_dropped() {
     let dropped = worker.merge(&[(0, 600, None)]);
     assert_eq!(dropped, Merged { dropped: 512, different: 88, ..Merged::default() });
     let less = before - stand_in.anonymous_kib();
-    assert!(less >= 1900, "2048, but for what the shim itself has begun to use: {less}");
+    assert!(less >= 1900, "2048 without the memory that the shim has begun to use: {less}");
     assert_eq!(worker.merged(0..600), 0, "a hole is an ordinary page");
     stand_in.expect("zeros 0 0 512");
     stand_in.expect("fill 0 4");

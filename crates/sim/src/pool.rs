@@ -236,7 +236,8 @@ impl Pool {
         if !self.step.is_multiple_of(60 / STEP_S) {
             return;
         }
-        let view = self.view(|host| host.memory);
+        let lent = |host| self.plan.shares.get(host).map_or(Bytes::ZERO, |had| had.repositories);
+        let view = self.view(|host| host.memory.minus(lent(&host.name)));
         self.plan = policy::excess::share_out(&view, certainty, &self.plan);
         for (host, targets) in self.hosts.iter().zip(&mut self.targets) {
             *targets = self.plan.shares.get(&host.name).map_or(Bytes::ZERO, |share| share.targets);
@@ -381,7 +382,6 @@ impl Pool {
                 memory: claims,
                 receives: true,
                 lends: claims,
-                holds: Bytes::ZERO,
                 ..HostReport::default()
             };
             view.hosts.insert(host.name.clone(), Reading::new(report, at));
@@ -395,7 +395,7 @@ impl Pool {
                 severity: self.severity(vm),
                 // With `Migrate`, no move is too expensive.
                 paged: if self.setting.strategy == Strategy::Migrate { u64::MAX } else { vm.paged },
-                rates: rates(&vm.profile),
+                rates: OverloadRates::of(&vm.profile, STEP_S),
                 immovable: None,
             };
             host.value.vms.insert(vm.name.clone(), report);
@@ -513,15 +513,6 @@ impl Pool {
         }
         Ok(())
     }
-}
-
-/// How often a VM is overloaded, once it was measured for an hour.
-fn rates(profile: &Profile) -> Option<OverloadRates> {
-    let share = |n: u64| u16::try_from((n * 1000).div_ceil(profile.intervals)).unwrap_or(1000);
-    (profile.intervals >= 3600 / STEP_S).then(|| OverloadRates {
-        transient: share(profile.transient),
-        sustained: share(profile.sustained),
-    })
 }
 
 /// Length of an overload in steps (Fig. 3b and §4.2, at 640 MB).

@@ -27,6 +27,10 @@ use crate::journal::UndoRecord;
 /// Timeout of a balloon that is to follow a release.
 const FOLLOWS: Duration = Duration::from_secs(3);
 /// A balloon that keeps its size for this time rests.
+/// The longest wait for the reports that show it. Orders wait meanwhile, for at most
+/// [`crate::ORDER_DEADLINE`].
+const AT_REST: Duration = Duration::from_secs(6);
+const NOT_AT_REST: &str = "libvirt did not report it soon enough";
 const RESTS: Millis = Millis::secs(1);
 const NO_BALLOON: &str = "libvirt's domain has no virtio memballoon";
 const NO_REPORTING: &str = "the domain's memballoon was started without freePageReporting='on'";
@@ -151,15 +155,27 @@ impl<'a> DomainGuest<'a> {
         }
     }
 
-    async fn set_balloon(&self, wish: BalloonRequest) -> Result<(), String> {
+    async fn set_balloon(&self, mut wish: BalloonRequest) -> Result<(), String> {
         let domains = &self.shared.domains;
         let undo = self.shared.records.of_life(self.incarnation).await;
         let domain = if undo.is_some_and(|undo| undo.balloon.is_some()) {
             let reported = domains.of(self.process).ok_or("libvirt does not name it")?;
             reported.fault.map_or(Ok(reported.domain), Err)?
         } else {
-            self.at_rest().await?
+            let domain = timeout(AT_REST, self.at_rest()).await;
+            let domain = domain.map_err(|_| NOT_AT_REST.to_owned())??;
+            // Orders may have changed meanwhile.
+            if self.shared.is_hands_off(self.slot) {
+                return Ok(());
+            }
+            if let Some(newer) = self.slot.take_wish() {
+                wish = newer;
+            }
+            domain
         };
+        if wish.incarnation != self.incarnation {
+            return Ok(());
+        }
         let current = domain.current.ok_or(NO_BALLOON)?;
         if domain.is_busy != Some(false) {
             return Err("not while a migration is, or may be, under way".to_owned());

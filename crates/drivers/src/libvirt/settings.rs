@@ -135,7 +135,7 @@ fn merge(
     }
     let vm = spec.vms.entry(name.clone()).or_default();
     vm.limits = vm.limits.or(settings.limits);
-    if vm.share == ShareSpec::default() {
+    if vm.share.weight == ShareSpec::default().weight {
         vm.share.weight = settings.weight.unwrap_or(vm.share.weight);
     }
     Ok(())

@@ -136,7 +136,6 @@ fn names_a_restart(jobs: &str, unit: &str) -> bool {
 
 /// Releases these VMs and groups. A daemon that cannot be asked is left alone.
 fn release_named(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
-    let (names, json) = (&arguments.names, arguments.format.json);
     let (state, qmp) = release::own_places(&context.config);
     let client = match living(context, &state) {
         Err(CliError::Client(ClientError::NoDaemon(_))) => {
@@ -144,20 +143,7 @@ fn release_named(context: &Context, arguments: &Arguments) -> Result<Output, Cli
         }
         asked => asked?,
     };
-    let known = KnownNames::ask(&client)?;
-    let scopes: Vec<_> = names.iter().map(|name| known.scope(name)).collect::<Result<_, _>>()?;
-    let (mut messages, mut code) = (Vec::new(), 0);
-    for scope in &scopes {
-        match client.post(&order_path("release", scope)) {
-            Ok(done) => messages.push(done.message),
-            Err(ClientError::Refused(why)) => {
-                messages.push(why);
-                code = 1;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(shown(&Done { message: messages.join("\n") }, json)?.with_code(code))
+    each(&client, "release", &arguments.names, arguments.format.json)
 }
 
 /// Releases these VMs and groups without a daemon; the configuration tells a group's VMs.

@@ -1,6 +1,6 @@
 //! `overbook pause`, `resume` and `reload`.
 
-use api::client::order_path;
+use api::client::{ApiClient, ClientError, order_path};
 use api::wire::Done;
 use model::Scope;
 
@@ -13,14 +13,32 @@ pub(super) fn order(context: &Context, order: &str, asked: &Names) -> Result<Out
         let done = client.post(&order_path(order, &Scope::Host))?;
         return shown(&done, asked.format.json);
     }
-    let known = KnownNames::ask(&client)?;
-    let scopes: Vec<_> =
-        asked.names.iter().map(|name| known.scope(name)).collect::<Result<_, _>>()?;
-    let mut messages = Vec::new();
+    each(&client, order, &asked.names, asked.format.json)
+}
+
+/// Gives the order for each of these names; a refused one does not keep the daemon from the rest.
+pub(super) fn each(
+    client: &ApiClient,
+    order: &str,
+    names: &[String],
+    json: bool,
+) -> Result<Output, CliError> {
+    let known = KnownNames::ask(client)?;
+    let scopes: Vec<_> = names.iter().map(|name| known.scope(name)).collect::<Result<_, _>>()?;
+    let (mut messages, mut code) = (Vec::new(), 0);
     for scope in &scopes {
-        messages.push(client.post(&order_path(order, scope))?.message);
+        match client.post(&order_path(order, scope)) {
+            Ok(done) => messages.push(done.message),
+            Err(error) if messages.is_empty() && !matches!(error, ClientError::Refused(_)) => {
+                return Err(error.into());
+            }
+            Err(error) => {
+                messages.push(error.to_string());
+                code = 1;
+            }
+        }
     }
-    shown(&Done { message: messages.join("\n") }, asked.format.json)
+    Ok(shown(&Done { message: messages.join("\n") }, json)?.with_code(code))
 }
 
 /// Arguments of `overbook reload`.

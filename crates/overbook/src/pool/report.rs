@@ -42,7 +42,6 @@ pub(super) fn of(
         memory: down(given.plus(room(tick, given))),
         receives: spec.receive.is_some(),
         lends: down(lender.most),
-        holds: down(lender.holds),
         vms,
         reserve: tick.view.host.map_or(Bytes::ZERO, |host| reserve(tick, host.value.total)),
         in_repositories: down(far),
@@ -58,26 +57,23 @@ pub(super) fn is_news(old: &HostReport, new: &HostReport) -> bool {
 }
 
 /// Memory that the host could still give: at most its memory without reserve and promises, and at
-/// most the memory available now.
+/// most the memory available now. The repository's share is no part of it.
 fn room(tick: &Published, given: Bytes) -> Bytes {
     let Some(host) = &tick.view.host else { return Bytes::ZERO };
     let reserve = reserve(tick, host.value.total);
+    // The repository pins memory up to its share and gives the rest back when VMs want it.
+    let (share, pinned) = match (&tick.pool, tick.lender) {
+        (Some(pool), Some(lender)) => (pool.share.repositories, lender.holds),
+        (None, Some(lender)) => (Bytes::ZERO, lender.holds),
+        (_, None) => (Bytes::ZERO, Bytes::ZERO),
+    };
     let beside = host.value.total.minus(reserve).minus(given);
-    // Memory that the repository has yet to pin is not for VMs.
-    let share = tick.pool.as_ref().map_or(Bytes::ZERO, |pool| pool.share.repositories);
-    let pinned = tick.lender.map_or(share, |lender| lender.holds);
-    beside.min(host.value.available.minus(reserve)).minus(share.minus(pinned))
+    beside.min(host.value.available.plus(pinned).minus(reserve)).minus(share)
 }
 
-/// How often the VM is overloaded, rounded up: by a measurement of an hour or more.
 fn rates(tick: &Published, vm: &VmName) -> Option<OverloadRates> {
     let profile = tick.memory.learned.profiles.get(vm)?;
-    let hour = 3600 / u64::from(tick.spec.overload.interval_s);
-    let share = |n: u64| u16::try_from((n * 1000).div_ceil(profile.intervals)).unwrap_or(1000);
-    (profile.intervals >= hour).then(|| OverloadRates {
-        transient: share(profile.transient),
-        sustained: share(profile.sustained),
-    })
+    OverloadRates::of(profile, tick.spec.overload.interval_s.into())
 }
 
 fn reserve(tick: &Published, total: Bytes) -> Bytes {

@@ -77,7 +77,7 @@ fn evict_within(
     let pause = PauseFile::in_state(state);
     let paused = match pause.set(true) {
         Ok(()) => "one that is started now is paused until `overbook resume`".to_owned(),
-        Err(error) => format!("one that is started now is not paused: {error}"),
+        Err(error) => format!("the pause was not kept: {error}"),
     };
     daemon.signal(Signal::TERM).and_then(|_| daemon.signal(Signal::CONT)).map_err(refused)?;
     let how = if daemon.wait_for(patience).map_err(refused)? {
