@@ -399,7 +399,8 @@ mod tests {
     fn memory_that_repositories_keep_is_still_theirs() {
         let mut view = pool(&[9_000, 9_000], 30);
         let plan = share_out(&view, CERTAINTY, &ExcessPlan::default());
-        let kept = |plan: &ExcessPlan| plan.shares.values().map(|it| it.repositories).sum();
+        let kept =
+            |plan: &ExcessPlan| plan.shares.values().map(|it| it.repositories).sum::<Bytes>();
         assert!(kept(&plan) > Bytes::mib(2_000) && plan.missing == ExcessSpace::default());
         // Hosts report no memory that their repositories keep.
         for (name, host) in &mut view.hosts {

@@ -236,8 +236,10 @@ impl Pool {
         if !self.step.is_multiple_of(60 / STEP_S) {
             return;
         }
-        let lent = |host| self.plan.shares.get(host).map_or(Bytes::ZERO, |had| had.repositories);
-        let view = self.view(|host| host.memory.minus(lent(&host.name)));
+        let view = self.view(|host| {
+            let share = self.plan.shares.get(&host.name).copied().unwrap_or_default();
+            host.memory.minus(share.repositories)
+        });
         self.plan = policy::excess::share_out(&view, certainty, &self.plan);
         for (host, targets) in self.hosts.iter().zip(&mut self.targets) {
             *targets = self.plan.shares.get(&host.name).map_or(Bytes::ZERO, |share| share.targets);

@@ -10,7 +10,8 @@ use api::client::{ApiClient, ClientError, order_path};
 use api::wire::{Done, ReleasePreview, ReleasedVm};
 use model::{Bytes, GroupName, Scope, Spec, VmName, config::Faults};
 
-use super::{context::Context, error::CliError, output::Output, scope::KnownNames, steer::shown};
+use super::steer::{each, shown};
+use super::{context::Context, error::CliError, output::Output, scope::KnownNames};
 use crate::{
     config_files,
     lock::{self, Holder, LockError},
