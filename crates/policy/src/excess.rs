@@ -135,7 +135,8 @@ pub fn share_out(view: &ClusterView, certainty: f64, before: &ExcessPlan) -> Exc
     let mut sizes: Vec<Bytes> = promises.iter().map(|vm| vm.promised).collect();
     sizes.sort_unstable_by_key(|size| Reverse(*size));
     for size in sizes.into_iter().take(sustained.sustained.vms as usize) {
-        match places.values_mut().filter(|place| place.room >= size).max_by_key(|p| p.rank(size)) {
+        match places.values_mut().filter(|place| place.has_room(size)).max_by_key(|p| p.rank(size))
+        {
             Some(place) => place.take_in(size),
             None => missing.targets = missing.targets.plus(size),
         }
@@ -165,8 +166,8 @@ fn counted(mut together: Together, vms: &[&VmReport]) -> Together {
 
 /// A host, while shares are dealt out.
 struct Place {
-    /// Memory for VMs that move here.
-    room: Bytes,
+    /// Whether VMs can move here.
+    receives: bool,
     /// Memory that no VM has, with its repository's share of the last plan.
     beside: Bytes,
     /// The most that its repository would hold.
@@ -179,10 +180,14 @@ struct Place {
 impl Place {
     fn of(host: &HostReport, had: ExcessSpace) -> Self {
         let given: Bytes = host.vms.values().map(|vm| vm.given).sum();
-        let free = host.memory.minus(given);
-        let room = if host.receives { free } else { Bytes::ZERO };
-        let beside = free.plus(had.repositories);
-        Self { room, beside, lends: host.lends, had, share: ExcessSpace::default() }
+        // The whole space is dealt out anew, room for VMs first.
+        let beside = host.memory.minus(given).plus(had.repositories);
+        let HostReport { receives, lends, .. } = *host;
+        Self { receives, beside, lends, had, share: ExcessSpace::default() }
+    }
+
+    fn has_room(&self, size: Bytes) -> bool {
+        self.receives && self.beside >= size
     }
 
     /// Memory that its repository can hold.
@@ -192,12 +197,11 @@ impl Place {
 
     /// Its rank among places for a VM of this size: first where most of it is kept already.
     fn rank(&self, size: Bytes) -> (Bytes, Bytes) {
-        (self.had.targets.min(size), self.room)
+        (self.had.targets.min(size), self.beside)
     }
 
     fn take_in(&mut self, size: Bytes) {
         self.had.targets = self.had.targets.minus(size);
-        self.room = self.room.minus(size);
         self.share.targets = self.share.targets.plus(size);
         self.beside = self.beside.minus(size);
     }
