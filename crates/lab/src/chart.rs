@@ -12,6 +12,13 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
+impl Line {
+    /// A line of these points.
+    pub fn new(name: impl ToString, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        Self { name: name.to_string(), points: points.into_iter().collect() }
+    }
+}
+
 /// A plot.
 #[derive(Debug, Clone)]
 pub struct Chart {
@@ -25,6 +32,18 @@ pub struct Chart {
     pub lines: Vec<Line>,
     /// Positions on the horizontal axis with their names.
     pub marks: Vec<(f64, String)>,
+}
+
+impl Chart {
+    /// A plot with a linear scale, without marks.
+    pub fn linear(
+        unit: &'static str,
+        across: &'static str,
+        lines: impl IntoIterator<Item = Line>,
+    ) -> Self {
+        let lines = lines.into_iter().collect();
+        Self { unit, across, is_log: false, lines, marks: Vec::new() }
+    }
 }
 
 /// The plot as an SVG file.

@@ -181,6 +181,34 @@ impl Figures {
         self.figures.push((name.to_owned(), figure));
     }
 
+    /// Adds a number without a target of its own.
+    pub fn tell(&mut self, name: &str, value: f64, unit: &'static str, note: impl Into<String>) {
+        self.add(name, Figure::new(value, unit, note));
+    }
+
+    /// Adds the median of several rounds.
+    pub fn tell_rounds(
+        &mut self,
+        name: &str,
+        rounds: Vec<f64>,
+        unit: &'static str,
+        note: impl Into<String>,
+    ) {
+        self.add(name, Figure::of_rounds(rounds, unit, note));
+    }
+
+    /// Adds a number with a target that no claim has.
+    pub fn check(
+        &mut self,
+        name: &str,
+        value: f64,
+        unit: &'static str,
+        note: impl Into<String>,
+        target: Target,
+    ) {
+        self.add(name, Figure::new(value, unit, note).target(target));
+    }
+
     /// All figures, with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Figure)> {
         self.figures.iter().map(|(name, figure)| (name.as_str(), figure))
@@ -248,6 +276,35 @@ impl Figures {
         let (seed, runs) = (self.seed, self.runs);
         let _ = writeln!(text, "{scenario}: {verdict} (seed {seed}, runs {runs}, {machine})");
         text
+    }
+}
+
+/// Figures of invented measurements; a name that is not there panics.
+#[cfg(test)]
+impl Figures {
+    /// Figures of this scenario, as `add` adds them.
+    pub(crate) fn invented(scenario: &str, add: impl FnOnce(&mut Self)) -> Self {
+        let mut figures = Self::new(scenario, "m".into(), 1, 1);
+        add(&mut figures);
+        figures
+    }
+
+    /// A figure's number.
+    pub(crate) fn value(&self, name: &str) -> f64 {
+        self.get(name).unwrap().value
+    }
+
+    /// Whether a figure meets its target, if it has one.
+    pub(crate) fn met(&self, name: &str) -> bool {
+        self.get(name).unwrap().met()
+    }
+
+    /// Asserts that these figures have these numbers.
+    pub(crate) fn assert_near(&self, expected: &[(&str, f64)]) {
+        for (name, wanted) in expected {
+            let value = self.value(name);
+            assert!((value - wanted).abs() < 1e-9, "{name} is {value}, not {wanted}");
+        }
     }
 }
 

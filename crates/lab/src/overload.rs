@@ -320,7 +320,6 @@ impl OverloadWatch {
             self.disk.pop_front();
         }
         let (since, before) = self.disk[0];
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = (pages - before) as f64 / (now - since).as_secs_f64().max(1e-3);
         let is_overloaded = now - since >= SECOND && rate > PAGES_PER_S;
         if is_overloaded && self.begun.elapsed() >= OFF.saturating_sub(BEFORE) {

@@ -120,7 +120,6 @@ impl Recording {
         };
         let seconds = last.at_s.max(now_s - SILENT_AFTER_S) - first.at_s;
         match last.ops.checked_sub(first.ops) {
-            #[expect(clippy::cast_precision_loss, reason = "nobody counts to 2^53")]
             Some(ops) if seconds > 0.0 => ops as f64 / seconds,
             _ => f64::NAN,
         }

@@ -301,7 +301,6 @@ impl Drop for RemoteSwap {
 
 /// The share of reads between two readings of a disk that a repository answered.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "a share")]
 pub fn near_share(before: &DiskReading, after: &DiskReading) -> f64 {
     let of = |reading: &DiskReading| reading.repositories.unwrap_or_default();
     let (before, after) = (of(before), of(after));

@@ -111,9 +111,8 @@ pub fn write(
 }
 
 fn lines(recording: &Recording, value: impl Fn(&Moment) -> Option<f64>) -> Vec<Line> {
-    let line = |(guest, moments): (&String, &Vec<Moment>)| Line {
-        name: guest.clone(),
-        points: moments.iter().filter_map(|m| Some((m.at_s, value(m)?))).collect(),
+    let line = |(guest, moments): (&String, &Vec<Moment>)| {
+        Line::new(guest, moments.iter().filter_map(|m| Some((m.at_s, value(m)?))))
     };
     recording.guests.iter().map(line).collect()
 }

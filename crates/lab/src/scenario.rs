@@ -1,6 +1,7 @@
 //! Scenarios: experiments on real guests that end in figures with targets.
 //!
-//! A scenario is one file with one function and one line in [`SCENARIOS`]. It gets a [`Context`],
+//! A scenario is one file with one function and one line in [`SCENARIOS`]. It begins with the names
+//! of `prelude`. It gets a [`Context`],
 //! runs its own [`Lab`](crate::Lab) and removes all that it made on every path. Every loop polls
 //! [`interrupted`](crate::interrupt::interrupted) (the lab's own waits do).
 
@@ -70,6 +71,31 @@ mod truth;
 mod walls;
 mod worker_kill;
 
+/// The names that most scenarios use.
+mod prelude {
+    pub(super) use std::time::{Duration, Instant};
+
+    pub(super) use model::{Bytes, Mode};
+    pub(super) use sys::memory_of::{Counters, Overhead};
+
+    pub(super) use super::{Context, Scenario, measured};
+    pub(super) use crate::chart::{Chart, Line};
+    pub(super) use crate::daemon::{Daemon, DaemonSettings, Overbooked};
+    pub(super) use crate::evidence::claim::claims;
+    pub(super) use crate::figures::{Figure, Figures, Target};
+    pub(super) use crate::lab::{Lab, LabError, Machine};
+    pub(super) use crate::machine::MachineSpec;
+    pub(super) use crate::meb::page::Page;
+    pub(super) use crate::meb::pairs::{Median, Pairs};
+    pub(super) use crate::meb::progress;
+    pub(super) use crate::memory_group::MemoryGroup;
+    pub(super) use crate::random::Random;
+    pub(super) use crate::recording::{Extremes, median};
+    pub(super) use crate::worker_process::{Wanted, WorkerProcess};
+    pub(super) use crate::zram::Zram;
+    pub(super) use crate::{fleet, interrupt};
+}
+
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
@@ -138,8 +164,6 @@ pub struct Scenario {
     pub measures: &'static [&'static [&'static str]],
     /// Its claims, and figures that are told.
     pub claims: &'static [Claim],
-    /// How often it runs for a record.
-    pub rounds: u32,
     /// Runs it.
     pub run: fn(&Context) -> Result<Figures, LabError>,
 }

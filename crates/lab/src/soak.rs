@@ -13,7 +13,7 @@ use sys::pool_file::PoolFile;
 use sys::pool_maps;
 use worker::{Report, SLOTS};
 
-use crate::figures::{Figure, Figures, Target};
+use crate::figures::{Figures, Target};
 use crate::lab::{Lab, LabError, Machine};
 use crate::lives;
 use crate::random::Random;
@@ -172,7 +172,7 @@ impl SoakCounts {
 
     fn add_to(&self, figures: &mut Figures) {
         let mut add = |name: &str, value: f64, unit: &'static str, note: &str| {
-            figures.add(name, Figure::new(value, unit, note).target(Target::AtLeast(1.0)));
+            figures.check(name, value, unit, note, Target::AtLeast(1.0));
         };
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
         add("kills", self.kills.into(), "count", "workers killed, each followed by the next");
@@ -189,7 +189,7 @@ impl SoakCounts {
 impl Left {
     fn add_to(&self, figures: &mut Figures) {
         let mut add = |name: &str, value: f64, unit: &'static str, note: &str, most: Target| {
-            figures.add(name, Figure::new(value, unit, note).target(most));
+            figures.check(name, value, unit, note, most);
         };
         let none = Target::Equals(0.0);
         let note = "shared when all was unshared, by the kernel's count";

@@ -297,7 +297,6 @@ impl<'a> ClaimRow<'a> {
         if run.changed {
             when += " and later changes";
         }
-        #[expect(clippy::cast_precision_loss, reason = "a few CPUs")]
         let cores = run.computer.cores as f64;
         if run.load.before > cores / 4.0 || run.load.other_qemus > 0 {
             let _ = write!(when, ", on a busy machine (load {} before)", run.load.before);

@@ -47,7 +47,7 @@ pub struct RunFacts {
     pub date: String,
     /// Its length.
     pub seconds: u64,
-    /// The seed of its first round.
+    /// Its seed.
     pub seed: u64,
     /// The length that `--minutes` asked for.
     pub minutes: Option<u32>,
@@ -115,22 +115,18 @@ impl MeasuredFigure {
 }
 
 impl RunRecord {
-    /// A record of these rounds. A figure that is no number in one of them is missing.
+    /// A record of these figures. A figure that is no number in one of its rounds is missing.
     ///
     /// # Errors
     /// When there is no figure.
-    pub fn of(scenario: &str, run: RunFacts, rounds: &[Figures]) -> Result<Self, EvidenceError> {
+    pub fn of(scenario: &str, run: RunFacts, measured: &Figures) -> Result<Self, EvidenceError> {
         let (mut figures, mut missing) = (BTreeMap::new(), BTreeMap::new());
-        let all = rounds.iter().flat_map(Figures::iter);
-        for (name, first) in all {
-            let values: Vec<f64> = rounds
-                .iter()
-                .flat_map(|round| round.get(name).map_or(vec![f64::NAN], |it| it.values()))
-                .collect();
+        for (name, figure) in measured.iter() {
+            let values = figure.values();
             let unread = values.iter().filter(|value| !value.is_finite()).count();
             if unread == 0 {
-                let measured = MeasuredFigure::new(first.unit, values, first.note.clone());
-                figures.entry(name.to_owned()).or_insert(measured);
+                let measured = MeasuredFigure::new(figure.unit, values, figure.note.clone());
+                figures.insert(name.to_owned(), measured);
             } else {
                 let reason = format!("no number in {unread} of {} rounds", values.len());
                 missing.insert(name.to_owned(), reason);

@@ -146,8 +146,7 @@ impl Table {
         let course = self.course(context, BALANCE)?;
         add_moves(&mut figures, &[&course]);
         let note = "the same in the second half of the time";
-        let later = Figure::new(course.second_half().moves_per_hour(), "count", note);
-        figures.add("moves_per_hour_later", later);
+        figures.tell("moves_per_hour_later", course.second_half().moves_per_hour(), "count", note);
         Ok(figures)
     }
 
@@ -297,10 +296,10 @@ impl BalanceResult {
                     "of all guests, to that {words}; their geometric mean {:.2}",
                     median(geometric)
                 );
-                figures.add(&format!("{kind}_mean{end}"), Figure::of_rounds(means, "ratio", note));
+                figures.tell_rounds(&format!("{kind}_mean{end}"), means, "ratio", note);
                 let least = rounds.iter().map(|guests| guests.iter().copied().smallest()).collect();
                 let note = "of the guest that has it worst";
-                figures.add(&format!("{kind}_min{end}"), Figure::of_rounds(least, "ratio", note));
+                figures.tell_rounds(&format!("{kind}_min{end}"), least, "ratio", note);
             }
         }
     }
@@ -336,7 +335,7 @@ fn misses_to_next(balance: &[f64], others: &[Vec<f64>]) -> Figure {
 fn add_moves(figures: &mut Figures, courses: &[&SharingRun]) {
     let mut add = |name: &str, measure: fn(&SharingRun) -> f64, note: &str| {
         let rounds = courses.iter().map(|course| measure(course)).collect();
-        figures.add(name, Figure::of_rounds(rounds, "count", note));
+        figures.tell_rounds(name, rounds, "count", note);
     };
     let words = "targets that balance changed, in an hour at this pace";
     add("moves_per_hour", SharingRun::moves_per_hour, words);

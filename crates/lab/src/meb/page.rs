@@ -15,6 +15,11 @@ pub struct Page {
 }
 
 impl Page {
+    /// A page with one plot.
+    pub fn of(heading: &str, chart: Chart) -> Self {
+        Self { plots: vec![(heading.to_owned(), chart)] }
+    }
+
     /// Adds a plot.
     pub fn add(&mut self, heading: &str, chart: Chart) {
         self.plots.push((heading.to_owned(), chart));

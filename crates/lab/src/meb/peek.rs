@@ -124,7 +124,6 @@ impl Peek {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a hundred pages")]
 fn share(part: usize, whole: usize) -> f64 {
     part as f64 / whole.max(1) as f64
 }

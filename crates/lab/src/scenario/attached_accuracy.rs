@@ -12,21 +12,12 @@
 //! Left out: guests in huge pages, of which tracking samples a part of the blocks, and KVM. The
 //! virtual host covers both.
 
-use std::time::Duration;
-
 use super::meb_accuracy::{
     AccuracySource, OUT, Row, ZRAM, add_all, add_out, compare_all, mean, page,
 };
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::{Lab, LabError, Machine};
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
+use super::prelude::*;
 use crate::meb::watch::{Watch, wait_until_tracked};
 use crate::meb::workloads::{ALL, Workload};
-use crate::recording::Extremes;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-accuracy",
@@ -41,7 +32,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "mrc_mae_out" <= 0.03 => "ratio", "The curve is right with half of the memory out";
         "cost" <= 0.01 => "vCPU", "It costs a vCPU no more than the budget";
     },
-    rounds: 1,
     run,
 };
 
@@ -72,22 +62,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     add_all(&mut figures, &rows);
     add_out(&mut figures, &rows_out);
     let overhead = Median::of(overheads);
-    figures.add(
-        "speed",
-        Figure::new(1.0 / (1.0 + overhead.value), "ratio", overhead.interval_percent())
-            .target(Target::AtLeast(0.99)),
-    );
+    let note = overhead.interval_percent();
+    figures.check("speed", 1.0 / (1.0 + overhead.value), "ratio", note, Target::AtLeast(0.99));
     let cost = rows.iter().map(|row| row.vcpu_share).largest();
-    figures.add(
-        "cost",
-        Figure::new(cost, "vCPU", "prober and touches, in the dearest half minute of all guests"),
-    );
+    let note = "prober and touches, in the dearest half minute of all guests";
+    figures.tell("cost", cost, "vCPU", note);
     let cpu = mean(rows.iter().map(|row| row.cpu_share));
-    figures.add("prober_cpu", Figure::new(cpu, "CPU", "the prober's own part, mean of all guests"));
+    figures.tell("prober_cpu", cpu, "CPU", "the prober's own part, mean of all guests");
     let beside = |of: fn(&Row) -> f64| mean(trapped.iter().map(of));
     let note = "the same workloads by the shim's traps, at the same budget";
-    figures.add("traps_wss_accuracy", Figure::new(beside(Row::accuracy), "ratio", note));
-    figures.add("traps_mrc_mae", Figure::new(beside(Row::curve_error), "ratio", note));
+    figures.tell("traps_wss_accuracy", beside(Row::accuracy), "ratio", note);
+    figures.tell("traps_mrc_mae", beside(Row::curve_error), "ratio", note);
     page(&rows).write(&context.dir, &mut figures)?;
     Ok(figures)
 }

@@ -9,24 +9,12 @@
 //! The guest sweeps through the memory that it verifies. Its working set is that size, plus the
 //! memory that its kernel touches.
 
-use std::time::Duration;
-
-use model::Bytes;
-use sys::memory_of::{Counters, Overhead};
 use sys::outside::private_pieces;
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::accel::Accel;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
 use crate::meb::modes;
 use crate::meb::watch::{Watch, wait_until_tracked};
-use crate::memory_group::MemoryGroup;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-kvm",
@@ -41,7 +29,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "huge_kept" >= 0.9 => "ratio", "A guest in huge pages keeps them";
         "working_set" >= 0.9 => "ratio", "The working set is right under KVM";
     },
-    rounds: 1,
     run,
 };
 
@@ -69,7 +56,7 @@ struct KvmFigures {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     let is_kvm = f64::from(u8::from(context.provisions.accel == Accel::Kvm));
-    figures.add("kvm", Figure::new(is_kvm, "bool", "the guest runs under KVM"));
+    figures.tell("kvm", is_kvm, "bool", "the guest runs under KVM");
     let _swap = Zram::new(SWAP)?;
     for (prefix, small_pages) in [("", true), ("huge_", false)] {
         let seen = look(context, small_pages)?;
@@ -85,8 +72,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let note = "working set, of what the guest verifies";
         // Of a guest in huge pages, tracking samples only one block in sixteen.
         add("working_set", ratio, "ratio", note, small_pages.then_some(Target::AtLeast(0.9)));
-        let note = "prober and touches";
-        add("cost", seen.vcpu_share, "vCPU", note, None);
+        add("cost", seen.vcpu_share, "vCPU", "prober and touches", None);
         if !small_pages {
             let note = "of its huge pages, after it was tracked";
             add("kept", seen.huge_kept, "ratio", note, Some(Target::AtLeast(0.9)));

@@ -2,16 +2,7 @@
 //!
 //! The smallest experiment: it shows that the lab itself works on this machine.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::recording::Extremes;
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "boot",
@@ -23,7 +14,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "A guest boots with the memory that it pays for and no more";
         "left_behind" == 0.0 => "count", "The lab leaves no process and no socket behind";
     },
-    rounds: 1,
     run,
 };
 
@@ -53,17 +43,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let left = u32::try_from(left_processes + left_sockets).unwrap_or(u32::MAX);
 
     let mut figures = context.figures(SCENARIO.name, 1);
-    figures.add(
-        "boot_s_max",
-        Figure::new(slowest, "s", "start of QEMU to workload at base memory, slower of two"),
-    );
-    figures.add(
-        "above_base_mib",
-        Figure::new(above_base, "MiB", "memory beyond base when the workload runs"),
-    );
-    figures.add(
-        "left_behind",
-        Figure::new(f64::from(left), "count", "processes and sockets after the end"),
-    );
+    let note = "start of QEMU to workload at base memory, slower of two";
+    figures.tell("boot_s_max", slowest, "s", note);
+    figures.tell("above_base_mib", above_base, "MiB", "memory beyond base when the workload runs");
+    figures.tell("left_behind", f64::from(left), "count", "processes and sockets after the end");
     Ok(figures)
 }

@@ -10,19 +10,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::{Duration, Instant};
 
-use model::{Bytes, VmName};
+use model::VmName;
 use serde_json::Value;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::{Files, MachineSpec};
+use super::prelude::*;
+use crate::machine::Files;
 use crate::pool::{CONTROLLER, HostPool, PoolSettings};
-use crate::random::Random;
 use crate::remote_swap::{Disk, RemoteSwap};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -39,7 +33,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "intent_s_max" <= 60.0 => "s", "Each move ends";
         "standstill_s_max" => "s", "It stands still for a moment only";
     },
-    rounds: 1,
     run,
 };
 
@@ -151,28 +144,18 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 fn figures(context: &Context, seen: &KillCounts) -> Figures {
     let mut figures = context.figures(SCENARIO.name, KILLS);
-    #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
     let (bad, verified) = (seen.bad_bytes as f64, seen.verified as f64);
     let moves = f64::from(seen.moves);
-    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`"));
-    figures.add(
-        "runs_twice",
-        Figure::new(f64::from(seen.twice), "count", "samples in which two QEMUs ran it"),
-    );
+    figures.tell("bad_bytes", bad, "B", "wrong bytes found by `verify`");
+    figures.tell("runs_twice", f64::from(seen.twice), "count", "samples in which two QEMUs ran it");
     let lost = f64::from(u8::from(seen.on.is_none() || seen.still >= LOST));
-    figures.add("lost", Figure::new(lost, "count", "guests that run nowhere"));
-    figures.add(
-        "intent_s_max",
-        Figure::new(
-            seen.longest.as_secs_f64(),
-            "s",
-            "from an intent to its end on both hosts, worst",
-        ),
-    );
+    figures.tell("lost", lost, "count", "guests that run nowhere");
+    let note = "from an intent to its end on both hosts, worst";
+    figures.tell("intent_s_max", seen.longest.as_secs_f64(), "s", note);
     let moved = Figure::new(moves, "count", "times the guest was seen on another host");
     figures.add("moves", moved.target(Target::AtLeast(10.0)));
     let still = seen.still.as_secs_f64();
-    figures.add("standstill_s_max", Figure::new(still, "s", "no QEMU ran it, worst"));
+    figures.tell("standstill_s_max", still, "s", "no QEMU ran it, worst");
     let verified = Figure::new(verified, "MB", "that one QEMU's guest verified, most");
     figures.add("verified", verified.target(Target::AtLeast(1.0)));
     figures

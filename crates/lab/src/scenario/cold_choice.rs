@@ -25,28 +25,16 @@
 //! time: a guest that stands still misses nothing.
 
 use std::io;
-use std::time::{Duration, Instant};
 
-use model::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
 use serde_json::json;
-use sys::memory_of::Overhead;
 use worker::VmReport;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
+use super::prelude::*;
 use crate::meb::modes::BUDGET;
-use crate::meb::progress::{self, Lines};
-use crate::memory_group::MemoryGroup;
-use crate::recording::Extremes;
+use crate::meb::progress::Lines;
 use crate::swap_file::Swapped;
 use crate::threads;
-use crate::worker_process::{Wanted, WorkerProcess};
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-choice",
@@ -64,7 +52,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "kept_apart" <= 0.05 => "ratio",
             "Every guest keeps the size that it is held to, in each way";
     },
-    rounds: 1,
     run,
 };
 
@@ -360,8 +347,7 @@ fn add_figures(figures: &mut Figures, rows: &[(&str, Vec<ChoiceRun>)]) {
         ("attached_vs_balloon", attached, balloon),
     ] {
         let note = "misses to that one's, mean of four workloads";
-        figures
-            .add(name, Figure::new(over(ChoiceRun::misses_per_million, one, other), "ratio", note));
+        figures.tell(name, over(ChoiceRun::misses_per_million, one, other), "ratio", note);
         let note = "speed to that one's, mean of four workloads";
         let figure = Figure::new(over(|course| course.speed, one, other), "ratio", note);
         figures.add(&format!("speed_{name}"), figure);
@@ -370,15 +356,14 @@ fn add_figures(figures: &mut Figures, rows: &[(&str, Vec<ChoiceRun>)]) {
     let is_whole = !rows.is_empty() && rows.iter().all(|(_, courses)| courses.len() == WAYS.len());
     let apart = all.map(ChoiceRun::apart).filter(|_| is_whole).largest();
     let note = "of what was wanted: how far the mean size was from it, the worst guest of all ways";
-    figures.add("kept_apart", Figure::new(apart, "ratio", note));
+    figures.tell("kept_apart", apart, "ratio", note);
     let with_worker = rows.iter().flat_map(|(_, courses)| {
         let ways = WAYS.iter().zip(courses).filter(|((_, way), _)| way.has_worker());
         ways.map(|(_, course)| course)
     });
     let costs = with_worker.map(|course| course.cost);
     let note = "of a vCPU's time, the dearest workload";
-    let figure = Figure::new(costs.largest(), "ratio", note);
-    figures.add("tracking_cost_max", figure.target(Target::AtMost(BUDGET)));
+    figures.check("tracking_cost_max", costs.largest(), "ratio", note, Target::AtMost(BUDGET));
     for (name, courses) in rows {
         for ((way, _), course) in WAYS.iter().zip(courses) {
             let figure = Figure::new(course.misses_per_million(), "misses/Mop", course.words());
@@ -386,7 +371,7 @@ fn add_figures(figures: &mut Figures, rows: &[(&str, Vec<ChoiceRun>)]) {
         }
         for ((way, _), course) in WAYS.iter().zip(courses) {
             let note = format!("{:.0} with all its memory", course.speed_before);
-            figures.add(&format!("speed_{name}_{way}"), Figure::new(course.speed, "ops/s", note));
+            figures.tell(&format!("speed_{name}_{way}"), course.speed, "ops/s", note);
         }
         for ((way, _), course) in WAYS.iter().zip(courses).filter(|((_, way), _)| way.has_worker())
         {
@@ -413,9 +398,7 @@ mod tests {
     }
 
     fn figures(rows: &[(&str, Vec<ChoiceRun>)]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, rows);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, rows))
     }
 
     /// The rows with another course of one way, in the second workload.
@@ -435,9 +418,7 @@ mod tests {
             ("attached_vs_balloon", 0.25),
             ("kept_apart", 0.02),
         ];
-        for (name, wanted) in expected {
-            assert!((figures.get(name).unwrap().value - wanted).abs() < 1e-9, "{name}");
-        }
+        figures.assert_near(&expected);
         assert!(figures.passed(), "{}", figures.to_table());
     }
 
@@ -446,7 +427,7 @@ mod tests {
         for way in 0..WAYS.len() {
             for kept_mib in [90.0, 110.0, f64::NAN] {
                 let figures = with(way, |course| course.kept_mib = kept_mib);
-                assert!(!figures.get("kept_apart").unwrap().met(), "{kept_mib}");
+                assert!(!figures.met("kept_apart"), "{kept_mib}");
             }
         }
     }
@@ -455,7 +436,7 @@ mod tests {
     fn choices_that_are_swapped_miss() {
         let mut swapped = rows();
         swapped.iter_mut().for_each(|(_, courses)| courses.swap(0, 2));
-        assert!(!figures(&swapped).get("vs_kernel").unwrap().met());
+        assert!(!figures(&swapped).met("vs_kernel"));
     }
 
     #[test]
@@ -465,12 +446,12 @@ mod tests {
         let mut rows = rows();
         rows[2].1.pop();
         let missing = figures(&rows);
-        assert!(unread.get("vs_kernel").unwrap().value.is_nan());
-        assert!(stopped.get("attached_vs_kernel").unwrap().value.is_nan());
-        assert!(missing.get("vs_balloon").unwrap().value.is_nan());
-        assert!(missing.get("kept_apart").unwrap().value.is_nan());
+        assert!(unread.value("vs_kernel").is_nan());
+        assert!(stopped.value("attached_vs_kernel").is_nan());
+        assert!(missing.value("vs_balloon").is_nan());
+        assert!(missing.value("kept_apart").is_nan());
         let costly = with(1, |course| course.cost = f64::NAN);
-        assert!(!costly.get("tracking_cost_max").unwrap().met());
-        assert!(figures(&[]).get("kept_apart").unwrap().value.is_nan());
+        assert!(!costly.met("tracking_cost_max"));
+        assert!(figures(&[]).value("kept_apart").is_nan());
     }
 }

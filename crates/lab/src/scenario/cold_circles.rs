@@ -12,22 +12,12 @@
 //! (circles) show in that time, and in the rate of reading back. It needs root.
 
 use std::path::Path;
-use std::time::Duration;
 
-use model::{Bytes, ColdSpec, Mode, Policy};
-use sys::memory_of::Overhead;
+use model::{ColdSpec, Policy};
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings, Overbooked};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::progress::{self, Lines};
-use crate::memory_group::MemoryGroup;
+use super::prelude::*;
+use crate::meb::progress::Lines;
 use crate::swap_file::Swapped;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-circles",
@@ -39,7 +29,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Four busy guests at 0.6 of their memory cost no more system time than with the \
              kernel's own reclaim";
     },
-    rounds: 1,
     run,
 };
 
@@ -179,19 +168,17 @@ fn figures(context: &Context, kernel: &[PagingRun], ours: &[PagingRun]) -> Figur
     for (place, (name, _)) in GUESTS.iter().enumerate() {
         let value = ratio(&|course| course.speeds[place]);
         let note = "work with our paging, to that with the kernel's own";
-        let figure = Figure::new(value, "ratio", note).target(Target::AtLeast(1.0));
-        figures.add(&format!("work_{name}"), figure);
+        figures.check(&format!("work_{name}"), value, "ratio", note, Target::AtLeast(1.0));
     }
     let note = "time in the kernel, ours to that with its own reclaim";
-    figures.add("system_time", Figure::new(ratio(&|course| course.system_s), "ratio", note));
+    figures.tell("system_time", ratio(&|course| course.system_s), "ratio", note);
     let note = "memory of the guests' cgroup, ours to that with the kernel's own";
-    figures.add("memory", Figure::new(ratio(&|course| course.memory.as_mib()), "ratio", note));
+    figures.tell("memory", ratio(&|course| course.memory.as_mib()), "ratio", note);
     for (name, courses) in [("kernel", kernel), ("ours", ours)] {
         let value = mean(courses, |course| course.read_mib_s);
-        figures.add(&format!("read_{name}"), Figure::new(value, "MiB/s", "read back"));
+        figures.tell(&format!("read_{name}"), value, "MiB/s", "read back");
         let value = mean(courses, |course| course.bad_bytes as f64);
-        let figure = Figure::new(value, "B", "wrong bytes").target(Target::Equals(0.0));
-        figures.add(&format!("bad_bytes_{name}"), figure);
+        figures.check(&format!("bad_bytes_{name}"), value, "B", "wrong bytes", Target::Equals(0.0));
     }
     figures
 }

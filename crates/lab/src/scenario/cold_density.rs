@@ -24,28 +24,18 @@
 //!
 //! **CPU.** A control has one guest more than the best course carried, and unlimited memory.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs};
+use model::{ColdSpec, DedupSpec, FreePagesSpec, PagesPerMs};
 use sys::cpu_time::CpuTime;
 use sys::meminfo::MemInfo;
 use sys::process::children_of;
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::autoballoon;
 use crate::cache::Cache;
-use crate::chart::{Chart, Line as Curve};
-use crate::daemon::{Daemon, DaemonSettings, Overbooked};
+use crate::chart::Line as Curve;
 use crate::debian::Debian;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 use crate::meb::progress::Line;
-use crate::recording::Extremes;
 use crate::slow_disk::SlowDisk;
 use crate::small_host::{Look, SmallHost};
 use crate::smd::Programs;
@@ -76,7 +66,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "carried_balloon_ksm" => "count", "Balloons and KSM carry this many";
         "carried_all_peers" => "count", "Zswap, balloons and KSM together carry this many";
     },
-    rounds: 1,
     run,
 };
 
@@ -494,7 +483,6 @@ impl DensityRun {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a few guests")]
 fn figures(mut figures: Figures, courses: &[DensityRun], control: &Stage) -> Figures {
     let carried = |name: &str| {
         let course = courses.iter().find(|course| course.name == name);
@@ -504,34 +492,30 @@ fn figures(mut figures: Figures, courses: &[DensityRun], control: &Stage) -> Fig
     let others = WAYS.iter().map(|(name, _)| *name).filter(|name| *name != "overbook");
     let best = others.map(carried).largest();
     let note = format!("guests that {HOST} carry under Overbook, to plain; the worst loses <= 5 %");
-    figures.add("density", Figure::new(carried("overbook") / carried("plain"), "ratio", note));
+    figures.tell("density", carried("overbook") / carried("plain"), "ratio", note);
     let note = "guests that it carries more than the best of the others";
-    figures.add("more_than_others", Figure::new(carried("overbook") - best, "count", note));
+    figures.tell("more_than_others", carried("overbook") - best, "count", note);
     for course in courses {
         let figure = Figure::new(course.carried() as f64, "count", course.note());
         figures.add(&format!("carried_{}", course.name), figure);
     }
     let note = format!("unlimited memory: {}", control.in_words().trim());
-    figures.add("loss_control", Figure::new(control.worst, "ratio", note));
+    figures.tell("loss_control", control.worst, "ratio", note);
     let bad: f64 = courses.iter().map(|course| course.bad_bytes).sum();
-    let note = "wrong bytes in all answers";
-    figures.add("bad_bytes", Figure::new(bad, "B", note));
+    figures.tell("bad_bytes", bad, "B", "wrong bytes in all answers");
     figures
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a few guests")]
 fn page(courses: &[DensityRun]) -> Page {
     let points = |course: &DensityRun| {
         course.stages.iter().map(|s| (s.guests as f64, s.worst * 100.0)).collect()
     };
-    let lines = courses
-        .iter()
-        .map(|course| Curve { name: course.name.to_owned(), points: points(course) })
-        .collect();
-    let chart = Chart { unit: "% lost", across: "guests", is_log: false, lines, marks: Vec::new() };
-    let mut page = Page::default();
-    page.add("Requests that the worst guest loses, by the number of guests", chart);
-    page
+    let chart = Chart::linear(
+        "% lost",
+        "guests",
+        courses.iter().map(|course| Curve { name: course.name.to_owned(), points: points(course) }),
+    );
+    Page::of("Requests that the worst guest loses, by the number of guests", chart)
 }
 
 #[cfg(test)]

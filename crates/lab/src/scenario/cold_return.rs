@@ -9,21 +9,7 @@
 //! balloon inflates, and deflates before the guest wakes. The guest's program times its sweeps
 //! itself.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-use sys::memory_of::{Counters, Overhead};
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::memory_group::MemoryGroup;
-use crate::recording::median;
-use crate::worker_process::{Wanted, WorkerProcess};
-use crate::zram::Zram;
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-return",
@@ -39,7 +25,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "return_vs_kernel" => "ratio",
             "It takes this part of the time of one that the kernel pages out by itself";
     },
-    rounds: 1,
     run,
 };
 
@@ -106,7 +91,7 @@ fn add_figures(figures: &mut Figures, arms: &[(&str, Sweeps)]) {
         let usual = median(usual.iter().copied());
         let note = format!("until all {MIB} MiB were touched once; when none is out {usual:.3}");
         let name = if *name == "paged" { String::new() } else { format!("_{name}") };
-        figures.add(&format!("return_s{name}"), Figure::of_rounds(woken.clone(), "s", note));
+        figures.tell_rounds(&format!("return_s{name}"), woken.clone(), "s", note);
     }
     let of = |wanted: &str| {
         let found = arms.iter().find(|(name, _)| *name == wanted);
@@ -231,9 +216,7 @@ mod tests {
     }
 
     fn figures(arms: &[(&str, Sweeps)]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, arms);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, arms))
     }
 
     #[test]
@@ -246,9 +229,7 @@ mod tests {
             ("return_vs_guest_fast", 0.05),
             ("return_vs_kernel", 0.4 / 0.3),
         ];
-        for (name, wanted) in expected {
-            assert!((figures.get(name).unwrap().value - wanted).abs() < 1e-9, "{name}");
-        }
+        figures.assert_near(&expected);
         assert!(figures.passed(), "{}", figures.to_table());
     }
 
@@ -256,14 +237,14 @@ mod tests {
     fn arms_that_are_swapped_or_missing_and_sweeps_that_were_not_timed_miss() {
         let mut swapped = arms();
         (swapped[0].0, swapped[2].0) = ("guest", "paged");
-        assert!(!figures(&swapped).get("return_s").unwrap().met());
-        assert!(!figures(&swapped).get("return_vs_guest").unwrap().met());
+        assert!(!figures(&swapped).met("return_s"));
+        assert!(!figures(&swapped).met("return_vs_guest"));
         let mut missing = arms();
         missing.remove(2);
         let mut unread = arms();
         unread[0].1.woken[1] = f64::NAN;
         for arms in [missing, unread, Vec::new()] {
-            assert!(figures(&arms).get("return_vs_guest").unwrap().value.is_nan());
+            assert!(figures(&arms).value("return_vs_guest").is_nan());
         }
     }
 }

@@ -10,22 +10,12 @@
 //!
 //! `shim-stress` tests the shim with memory that a hostile worker pages out, also under KVM.
 
-use std::time::Duration;
-
-use model::{Bytes, PagesPerMs};
-use sys::memory_of::{Counters, Overhead};
+use model::PagesPerMs;
 use worker::{FreedOrder, Report, VmReport};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError, Machine};
+use super::prelude::*;
 use crate::lives;
-use crate::machine::{Direct, MachineSpec};
-use crate::random::Random;
-use crate::worker_process::{Wanted, WorkerProcess};
-use crate::zram::Zram;
+use crate::machine::Direct;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-soak",
@@ -36,7 +26,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "bad_bytes" == 0.0 => "B",
             "Paging out and reading back lose no byte while workers are killed (30 min)";
     },
-    rounds: 1,
     run,
 };
 
@@ -154,7 +143,7 @@ impl ColdSoakCounts {
 fn figures(context: &Context, toll: &ColdSoakCounts, left: Bytes, bad_bytes: u64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let mut add = |name: &str, value: f64, unit: &'static str, note: &str, target: Target| {
-        figures.add(name, Figure::new(value, unit, note).target(target));
+        figures.check(name, value, unit, note, target);
     };
     let some = Target::AtLeast(1.0);
     let note = "wrong bytes in memory and disks of the guests";
@@ -167,6 +156,6 @@ fn figures(context: &Context, toll: &ColdSoakCounts, left: Bytes, bad_bytes: u64
     let note = "in swap after the release: QEMU's own memory, which nobody touches";
     add("left_mib", left.as_mib(), "MiB", note, Target::AtMost(LEFT.as_mib()));
     let note = "longest that a guest's work stood still";
-    figures.add("stall_ms_max", Figure::new(toll.longest_gap_ms, "ms", note));
+    figures.tell("stall_ms_max", toll.longest_gap_ms, "ms", note);
     figures
 }

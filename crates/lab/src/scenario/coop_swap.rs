@@ -5,19 +5,7 @@
 //! behind the repository: all pages are written to it, too, so the guest loses nothing when the
 //! repository dies. The three ways differ in the source of reads.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::recording::median;
+use super::prelude::*;
 use crate::remote_swap::{Disk, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -31,7 +19,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
              in 5 ms (a unix socket between them)";
         "near" >= 0.9 => "ratio", "Its reads come from there";
     },
-    rounds: 1,
     run,
 };
 
@@ -76,9 +63,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         context.say(&format!("{} ...", way.name));
         seen.push(course(context, way.disk)?);
     }
-    let lines = ways.iter().zip(&seen).map(|(way, seen)| Line {
-        name: way.name.to_owned(),
-        points: (0_u32..).map(f64::from).zip(seen.rates.iter().copied()).collect(),
+    let lines = ways.iter().zip(&seen).map(|(way, seen)| {
+        Line::new(way.name, (0_u32..).map(f64::from).zip(seen.rates.iter().copied()))
     });
     let chart = Chart {
         unit: "accesses per second",
@@ -131,32 +117,20 @@ fn sample(lab: &Lab) -> Result<(Instant, f64), LabError> {
 fn figures(context: &Context, ways: &[SwapArm], seen: &[SwapFigures]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let rate = |i: usize| median(seen[i].rates.clone());
-    figures.add(
-        "network_vs_disk",
-        Figure::new(rate(2) / rate(0), "ratio", "accesses per second, medians"),
-    );
-    figures.add(
-        "network_vs_file",
-        Figure::new(rate(2) / rate(1), "ratio", "the same, to a file on this machine's own disk"),
-    );
+    figures.tell("network_vs_disk", rate(2) / rate(0), "ratio", "accesses per second, medians");
+    let note = "the same, to a file on this machine's own disk";
+    figures.tell("network_vs_file", rate(2) / rate(1), "ratio", note);
     for (way, seen) in ways.iter().zip(seen) {
         let name = way.name.replace(' ', "_");
-        figures.add(
-            &format!("rate_{name}"),
-            Figure::new(median(seen.rates.clone()), "1/s", "accesses of the guest, median second"),
-        );
-        #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
+        let note = "accesses of the guest, median second";
+        figures.tell(&format!("rate_{name}"), median(seen.rates.clone()), "1/s", note);
         let us = seen.read_us_median as f64;
         let note = "half of the disk's reads took less, to a power of two";
-        figures.add(&format!("read_us_{name}"), Figure::new(us, "us", note));
+        figures.tell(&format!("read_us_{name}"), us, "us", note);
     }
-    figures.add(
-        "near",
-        Figure::new(seen[2].near, "ratio", "of the reads: answered by the repository"),
-    );
-    #[expect(clippy::cast_precision_loss, reason = "zero is exact")]
+    figures.tell("near", seen[2].near, "ratio", "of the reads: answered by the repository");
     let forged = seen[2].forged as f64;
     let note = "pages that were not what had been written";
-    figures.add("forged", Figure::new(forged, "count", note).target(Target::Equals(0.0)));
+    figures.check("forged", forged, "count", note, Target::Equals(0.0));
     figures
 }

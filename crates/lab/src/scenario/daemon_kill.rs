@@ -8,19 +8,10 @@
 //! a new daemon has taken over when each group has its worker again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
 
-use model::{Bytes, Mode, VmName};
+use model::VmName;
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::random::Random;
-use crate::zram::Zram;
-use crate::{fleet, interrupt};
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-kill",
@@ -40,7 +31,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "workers_s_max_6" => "s", "A new daemon has a worker for each group of the six after this";
         "workers_s_max_40" => "s", "It has one for each group of the forty after this";
     },
-    rounds: 1,
     run,
 };
 
@@ -93,12 +83,11 @@ fn everything(
     let dead = lab.machines().iter().filter(|machine| !machine.alive()).count();
     lab.stop()?;
     let note = format!("wrong bytes found by `verify`, of {end} guests, everything on");
-    figures.add(&format!("bad_bytes_{end}"), Figure::new(bad_bytes as f64, "B", note));
+    figures.tell(&format!("bad_bytes_{end}"), bad_bytes as f64, "B", note);
     let note = "guests not alive at the end, everything on";
-    figures.add(&format!("dead_guests_{end}"), Figure::new(dead as f64, "count", note));
+    figures.tell(&format!("dead_guests_{end}"), dead as f64, "count", note);
     let note = format!("start of the daemon to a worker for each group, worst of {KILLS}");
-    let slowest = Figure::new(slowest.as_secs_f64(), "s", note);
-    figures.add(&format!("workers_s_max_{end}"), slowest);
+    figures.tell(&format!("workers_s_max_{end}"), slowest.as_secs_f64(), "s", note);
     Ok(())
 }
 
@@ -137,16 +126,10 @@ fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabErro
     lab.stop()?;
 
     let (bad, dead) = (bad_bytes as f64, dead as f64);
-    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`"));
-    figures.add("dead_guests", Figure::new(dead, "count", "guests not alive at the end"));
-    figures.add(
-        "converge_s_max",
-        Figure::new(
-            slowest.as_secs_f64(),
-            "s",
-            format!("start of the daemon to all balloons on target, worst of {KILLS}"),
-        ),
-    );
+    figures.tell("bad_bytes", bad, "B", "wrong bytes found by `verify`");
+    figures.tell("dead_guests", dead, "count", "guests not alive at the end");
+    let note = format!("start of the daemon to all balloons on target, worst of {KILLS}");
+    figures.tell("converge_s_max", slowest.as_secs_f64(), "s", note);
     Ok(())
 }
 

@@ -9,23 +9,11 @@
 //! The guest has a CPU of its own, on which QEMU's threads and the shim's run as well. The worker
 //! and `ksmd` have the other one, in their turns.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::pairs::Pairs;
 use crate::meb::progress::Lines;
 use crate::merger::Merger;
 use crate::pinning::{self, Pinned};
-use crate::recording::{Extremes, median};
 use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -42,7 +30,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "pause_us_p9999" <= 2000.0 => "us",
             "A guest's longest pauses stay short while its pages are merged";
     },
-    rounds: 1,
     run,
 };
 
@@ -105,7 +92,7 @@ fn add_figures(figures: &mut Figures, ours: &[Round], kernels: &[Round]) {
     figures.add("guest_slowdown_ksm_50", slowdown(kernels));
     let note = "of the guest's CPU, by the kernel's count: what the shim's threads took";
     let taken = ours.iter().map(|round| round.taken).collect();
-    figures.add("taken", Figure::of_rounds(taken, "ratio", note));
+    figures.tell_rounds("taken", taken, "ratio", note);
     let under_ksm = median(kernels.iter().map(|round| round.pause_us_with));
     let without = median(ours.iter().map(|round| round.pause_us_without));
     let with: Vec<f64> = ours.iter().map(|round| round.pause_us_with).collect();
@@ -114,11 +101,10 @@ fn add_figures(figures: &mut Figures, ours: &[Round], kernels: &[Round]) {
         "of what an access took, in the worst second of each round; the worst round's {worst:.0}; \
          without merging {without:.0}, under KSM {under_ksm:.0}"
     );
-    figures.add("pause_us_p9999", Figure::of_rounds(with, "us", note));
+    figures.tell_rounds("pause_us_p9999", with, "us", note);
     let least = ours.iter().map(|round| round.merged_mib).smallest();
     let note = "of the guest that worked, in the round with the least: it was really merged";
-    let figure = Figure::new(least, "MiB", note);
-    figures.add("merged_mib", figure.target(Target::AtLeast(f64::from(SAME_MB) * 0.9)));
+    figures.check("merged_mib", least, "MiB", note, Target::AtLeast(f64::from(SAME_MB) * 0.9));
 }
 
 fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError> {
@@ -209,9 +195,7 @@ mod tests {
     }
 
     fn figures(ours: &[Round], kernels: &[Round]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, ours, kernels);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, ours, kernels))
     }
 
     #[test]
@@ -226,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_window_that_was_not_read_and_a_guest_that_was_not_merged_miss() {
-        let met = |ours: &[Round], name: &str| figures(ours, &[]).get(name).unwrap().met();
+        let met = |ours: &[Round], name: &str| figures(ours, &[]).met(name);
         assert!(!met(&[round(0.01), round(f64::NAN)], "guest_slowdown"));
         assert!(!met(&[], "guest_slowdown") && !met(&[], "merged_mib") && !met(&[], "taken"));
         let unread = Round { pause_us_with: f64::NAN, ..round(0.01) };

@@ -7,16 +7,8 @@
 //! group's worker, and balloons go up and down. At the end all is unshared, and nothing may be
 //! left.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::{Direct, MachineSpec};
+use super::prelude::*;
+use crate::machine::Direct;
 use crate::soak::Soak;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -33,7 +25,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "left_mappings" == 0.0 => "count", "No mapping of a pool is left then";
         "left_pieces" <= 256.0 => "count", "Writes leave few pieces of mappings in four VMs";
     },
-    rounds: 1,
     run,
 };
 
@@ -81,7 +72,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     soak.end(&mut figures)?;
     let note = "wrong bytes in memory and disks of the guests";
-    figures.add("bad_bytes", Figure::new(fleet::bad_bytes(&lab)? as f64, "B", note));
+    figures.tell("bad_bytes", fleet::bad_bytes(&lab)? as f64, "B", note);
     let stall = Figure::new(longest_gap_ms, "ms", "longest that a guest's work stood still");
     figures.add("stall_ms_max", stall.target(Target::AtMost(HANG_MS)));
     lab.stop()?;

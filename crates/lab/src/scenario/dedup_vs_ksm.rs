@@ -12,23 +12,9 @@
 //! more is KSM as kernels since 6.8 can run it: its advisor finds the rate by the time that a scan
 //! takes, and smart scan skips pages that found no match.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-use sys::memory_of::Counters;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet;
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 use crate::merger::Merger;
-use crate::recording::Extremes;
 use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -61,7 +47,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "cpu_resting_vs_ksm_advised" => "ratio",
             "It takes this part of that KSM's CPU time in ten minutes at rest";
     },
-    rounds: 1,
     run,
 };
 
@@ -272,7 +257,7 @@ fn add_figures(figures: &mut Figures, courses: &[MergeRun], rest: Duration) {
     let note = format!(
         "the less of both our rates, {ours:.0} MiB, to the most of KSM's, {ksm_saved:.0} MiB"
     );
-    figures.add("saved_vs_ksm", Figure::new(ours / ksm_saved, "ratio", note));
+    figures.tell("saved_vs_ksm", ours / ksm_saved, "ratio", note);
     let minutes = rest.as_secs() / 60;
     let cpu = |course: &MergeRun| course.merging_cpu_s + course.resting();
     let seconds = "seconds to 95 % of what each saves";
@@ -282,7 +267,7 @@ fn add_figures(figures: &mut Figures, courses: &[MergeRun], rest: Duration) {
     let mut compare = |figure: &str, one: &str, other: &str, what: fn(&MergeRun) -> f64, note| {
         let (one_s, other_s) = (number(one, what), number(other, what));
         let note = format!("{note}: {one} {one_s:.2}, {other} {other_s:.2}");
-        figures.add(figure, Figure::new(one_s / other_s, "ratio", note));
+        figures.tell(figure, one_s / other_s, "ratio", note);
     };
     for (name, theirs, ours) in [
         ("sooner_than_ksm_50", "ksm_50", "ours_50"),
@@ -306,19 +291,14 @@ fn add_figures(figures: &mut Figures, courses: &[MergeRun], rest: Duration) {
     }
     for course in courses {
         let saved = course.all_saved();
-        let figure = Figure::new(saved, "MiB", course.in_words().trim());
-        figures.add(&format!("saved_mib_{}", course.name), figure);
+        figures.tell(&format!("saved_mib_{}", course.name), saved, "MiB", course.in_words().trim());
     }
 }
 
 fn page(courses: &[MergeRun]) -> Page {
-    let line =
-        |course: &MergeRun| Line { name: course.name.to_owned(), points: course.saved.clone() };
-    let lines = courses.iter().map(line).collect();
-    let mut page = Page::default();
-    let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
-    page.add("Memory saved", chart);
-    page
+    let line = |course: &MergeRun| Line::new(course.name, course.saved.clone());
+    let chart = Chart::linear("MiB", "seconds", courses.iter().map(line));
+    Page::of("Memory saved", chart)
 }
 
 #[cfg(test)]
@@ -342,13 +322,13 @@ mod tests {
     }
 
     fn figures(courses: &[MergeRun]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, courses, Duration::from_secs(600));
-        figures
+        Figures::invented(SCENARIO.name, |figures| {
+            add_figures(figures, courses, Duration::from_secs(600))
+        })
     }
 
     fn value(courses: &[MergeRun], name: &str) -> f64 {
-        figures(courses).get(name).unwrap().value
+        figures(courses).value(name)
     }
 
     #[test]
@@ -383,7 +363,7 @@ mod tests {
             };
         }
         for name in ["sooner_than_ksm_50", "cpu_vs_ksm", "cpu_merging_vs_ksm_50"] {
-            assert!(!figures(&swapped).get(name).unwrap().met(), "{name}");
+            assert!(!figures(&swapped).met(name), "{name}");
         }
     }
 

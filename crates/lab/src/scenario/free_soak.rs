@@ -7,20 +7,11 @@
 //! or not, take all or a part or nothing, merge or unshare, track or not. Balloons move, and the
 //! worker is killed at random moments.
 
-use std::time::Duration;
-
-use model::{Bytes, FreePages, PagesPerMs, TrackingBudget};
+use model::{FreePages, PagesPerMs, TrackingBudget};
 use worker::{FreedOrder, Report};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet;
-use crate::lab::{Lab, LabError, Machine};
+use super::prelude::*;
 use crate::lives;
-use crate::machine::MachineSpec;
-use crate::random::Random;
-use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "free-soak",
@@ -33,7 +24,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
              killed at random (10 min)";
         "taken_mib" >= 500.0 => "MiB", "Memory was really taken meanwhile";
     },
-    rounds: 1,
     run,
 };
 
@@ -112,8 +102,7 @@ fn figures(context: &Context, bad_bytes: u64, last_words: &[Report]) -> Figures 
         "in {} of memory handed over, {} of it taken and {} found in use again; {kills} workers killed",
         all.handed_over, all.taken, all.taken_back
     );
-    figures.add("bad_bytes", Figure::new(bad_bytes as f64, "B", note));
-    let note = "it was really taken";
-    figures.add("taken_mib", Figure::new(all.taken.as_mib(), "MiB", note));
+    figures.tell("bad_bytes", bad_bytes as f64, "B", note);
+    figures.tell("taken_mib", all.taken.as_mib(), "MiB", "it was really taken");
     figures
 }

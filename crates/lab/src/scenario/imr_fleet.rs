@@ -16,22 +16,12 @@
 //! the limit. A guest that has ended has no memory that could be told: the sum is no number then.
 //! The three scenarios run the same courses and differ in the figures that they show.
 
-use std::time::{Duration, Instant};
+use model::FreePages;
 
-use model::{Bytes, FreePages};
-use sys::memory_of::Overhead;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::{MachineSpec, USUAL_ORDER};
-use crate::memory_group::MemoryGroup;
-use crate::recording::Extremes;
+use super::prelude::*;
+use crate::machine::USUAL_ORDER;
 use crate::steps;
 use crate::swap_file::{SwapFile, Swapped, swapped_mib};
-use crate::worker_process::WorkerProcess;
 
 pub(super) const FIG_7: Scenario = Scenario {
     name: "imr-fig7",
@@ -56,7 +46,6 @@ pub(super) const FIG_7: Scenario = Scenario {
         "swapped_in_mb_lazy_128k" <= 0.0 => "MiB", "Nothing of it was read from swap there", "0";
         "dead_guests_lazy_128k" <= 0.0 => "count", "No guest ends or falls silent there", "0";
     },
-    rounds: 1,
     run: fig_7,
 };
 
@@ -71,7 +60,6 @@ pub(super) const FIG_8: Scenario = Scenario {
         "growth_lazy_128k_to_plain" <= 0.05 => "ratio",
             "They do so, too, where they report blocks of 128 KiB and more";
     },
-    rounds: 1,
     run: fig_8,
 };
 
@@ -85,7 +73,6 @@ pub(super) const FIG_9: Scenario = Scenario {
             "The host does not swap while each guest takes and frees 512 MB in turn", "0";
         "swapped_in_mb_lazy" <= 0.0 => "MiB", "The host reads nothing from swap meanwhile", "0";
     },
-    rounds: 1,
     run: fig_9,
 };
 
@@ -184,7 +171,7 @@ fn add_boots(figures: &mut Figures, courses: &Courses) {
     for (name, course) in
         [("boot_saving", lazy), ("boot_saving_discard", discard), ("boot_saving_128k", lazy_128k)]
     {
-        figures.add(name, Figure::new(saving(course), "ratio", note));
+        figures.tell(name, saving(course), "ratio", note);
     }
     for (name, course) in [("boot_mb_plain", plain), ("boot_mb_lazy", lazy)] {
         let note = format!("of each of {GUESTS} guests of {} MiB", MEMORY.as_mib());
@@ -201,7 +188,7 @@ fn add_boots(figures: &mut Figures, courses: &Courses) {
              boot is {:.0} MiB",
             course.grown()
         );
-        figures.add(name, Figure::new(back(course), "ratio", note));
+        figures.tell(name, back(course), "ratio", note);
     }
 }
 
@@ -218,8 +205,7 @@ fn fig_8(context: &Context) -> Result<Figures, LabError> {
             after(GUESTS),
             course.end.swapped_mib
         );
-        let figure = Figure::new(course.end.resident_mib, "MiB", note);
-        figures.add(&format!("resident_mib_{name}"), figure);
+        figures.tell(&format!("resident_mib_{name}"), course.end.resident_mib, "MiB", note);
     }
     add_growth(&mut figures, &courses);
     Ok(figures)
@@ -229,7 +215,7 @@ fn add_growth(figures: &mut Figures, courses: &Courses) {
     let note = "how much more guests have at the end than after the boot, to that without reports";
     for (name, course) in [("lazy", &courses.lazy), ("lazy_128k", &courses.lazy_128k)] {
         let ratio = course.grown() / courses.plain.grown();
-        figures.add(&format!("growth_{name}_to_plain"), Figure::new(ratio, "ratio", note));
+        figures.tell(&format!("growth_{name}_to_plain"), ratio, "ratio", note);
     }
 }
 
@@ -447,29 +433,25 @@ mod tests {
     }
 
     fn boots(courses: &Courses) -> Figures {
-        let mut figures = Figures::new(FIG_7.name, "m".into(), 1, 1);
-        add_boots(&mut figures, courses);
-        figures
+        Figures::invented(FIG_7.name, |figures| add_boots(figures, courses))
     }
 
     fn growth(courses: &Courses) -> f64 {
         let mut figures = Figures::new(FIG_8.name, "m".into(), 1, 1);
         add_growth(&mut figures, courses);
-        figures.get("growth_lazy_to_plain").unwrap().value
+        figures.value("growth_lazy_to_plain")
     }
 
     #[test]
     fn savings_are_to_guests_without_reports_and_what_comes_back_to_what_was_taken() {
         let figures = boots(&courses());
-        let value = |name: &str| figures.get(name).unwrap().value;
-        assert!((value("boot_saving") - 0.4).abs() < 1e-9);
-        assert!((value("freed_back") - 0.99).abs() < 1e-9);
+        figures.assert_near(&[("boot_saving", 0.4), ("freed_back", 0.99)]);
         assert!((growth(&courses()) - 0.01).abs() < 1e-9);
     }
 
     #[test]
     fn courses_that_are_swapped_and_memory_that_was_not_read_miss() {
-        let met = |courses: &Courses, name: &str| boots(courses).get(name).unwrap().met();
+        let met = |courses: &Courses, name: &str| boots(courses).met(name);
         assert!(met(&courses(), "boot_saving") && met(&courses(), "freed_back"));
         let Courses { plain: lazy, lazy: plain, .. } = courses();
         assert!(!met(&Courses { plain, lazy, ..courses() }, "boot_saving"));

@@ -10,16 +10,9 @@
 //! The program writes a word to each page: writing or clearing all of the page is the guest's own
 //! cost. Whole pages are measured, too.
 
-use std::time::{Duration, Instant};
-
 use worker::{FreedOrder, Mode, STEP, Settings, Tracked};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::LabError;
-use crate::meb::pairs::Median;
+use super::prelude::*;
 use crate::program::Program;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -36,7 +29,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "vs_discard_whole" => "ratio",
             "When all of each page is written, discarding costs this much more";
     },
-    rounds: 1,
     run,
 };
 

@@ -6,19 +6,8 @@
 //! round all freed memory is taken, after the others none. Each round that finds its memory taken
 //! is compared with the rounds before and after it, which find it kept.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::pairs::Median;
+use super::prelude::*;
 use crate::steps;
-use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-table8",
@@ -30,7 +19,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "A guest pays little to write again to memory that was taken", "1.6";
         "sort_ratio" <= 1.03 => "ratio", "A guest sorts as fast in such memory", "1.00";
     },
-    rounds: 1,
     run,
 };
 

@@ -17,25 +17,13 @@
 //! none of it. The three are compared for memory that is free in the guest. The kernel chooses
 //! the pages to swap out, and QEMU's own memory is among them.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-use sys::memory_of::Counters;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::{MachineSpec, USUAL_ORDER};
-use crate::meb::pairs::Median;
+use crate::machine::USUAL_ORDER;
 use crate::meb::watch::own_cpu;
-use crate::memory_group::MemoryGroup;
 use crate::steps;
 use crate::swap_file::{SwapFile, swapped_mib};
 use crate::threads;
-use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-vs-ksm-swap",
@@ -48,7 +36,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "ksm_to_ours" >= 3.0 => "ratio",
             "Memory is regained by a take for less CPU time than by KSM without a pause", "15,357";
     },
-    rounds: 1,
     run,
 };
 
@@ -102,19 +89,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let figure = Figure::new(median(&costs.cpu), "us", note).paper(paper);
         figures.add(&format!("{name}_us_per_page"), figure);
         let note = "longer for the guest to write to a page again that was regained";
-        let figure = Figure::new(median(&costs.reuse), "us", note);
-        figures.add(&format!("{name}_reuse_us_per_page"), figure);
+        figures.tell(&format!("{name}_reuse_us_per_page"), median(&costs.reuse), "us", note);
     }
     let ratio = |costs: &Costs, of: fn(&Costs) -> &Vec<f64>| median(of(costs)) / median(of(&ours));
     for (name, costs) in [("swap_to_ours", &swap), ("ksm_to_ours", &ksm)] {
         let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |c| &c.wall));
-        figures.add(name, Figure::new(ratio(costs, |c| &c.cpu), "ratio", note));
+        figures.tell(name, ratio(costs, |c| &c.cpu), "ratio", note);
     }
     let there_and_back = |costs: &Costs| median(&costs.wall) + median(&costs.reuse);
     for (name, costs) in [("swap_to_ours_in_all", &swap), ("ksm_to_ours_in_all", &ksm)] {
         let note = "wall time to regain a page, and what the guest waits for it afterwards";
-        figures
-            .add(name, Figure::new(there_and_back(costs) / there_and_back(&ours), "ratio", note));
+        figures.tell(name, there_and_back(costs) / there_and_back(&ours), "ratio", note);
     }
     Ok(figures)
 }

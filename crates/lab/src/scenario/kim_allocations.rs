@@ -6,20 +6,12 @@
 //! compares the memory of the job and of the others under each policy; `kim-fig10` shows the
 //! job's guests under `demand`.
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
 use crate::fleet::BASE;
 use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, MASTER, SORT};
 use crate::kim::setting::{POLICIES, Setting};
 use crate::kim::trial::GROUP;
-use crate::lab::LabError;
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 
 pub(super) const SETS: Scenario = Scenario {
     name: "kim-fig9",
@@ -32,7 +24,6 @@ pub(super) const SETS: Scenario = Scenario {
         "demand_more_than_entitlement" >= 0.0 => "MiB",
             "The sorting job gets at least as much under `demand` as under `entitlement`";
     },
-    rounds: 1,
     run: run_sets,
 };
 
@@ -45,7 +36,6 @@ pub(super) const WITHIN: Scenario = Scenario {
         "master_more_than_slaves" < 0.0 => "MiB",
             "The master of a job gets less than those that sort", "less";
     },
-    rounds: 1,
     run: run_within,
 };
 
@@ -84,7 +74,7 @@ fn run_sets(context: &Context) -> Result<Figures, LabError> {
             let note = format!("mean beyond base after {SETTLED_S:.0} s, all its guests");
             let granted = settled(&course, guests) - BASE.as_mib() * guests.len() as f64;
             let name = format!("granted_{set}_{}", setting.name);
-            figures.add(&name, Figure::new(granted, "MiB", note));
+            figures.tell(&name, granted, "MiB", note);
             lines.push(line(setting.name, &course, guests));
         }
     }
@@ -117,7 +107,7 @@ fn run_within(context: &Context) -> Result<Figures, LabError> {
         let guest = std::slice::from_ref(name);
         let granted = settled(&course, guest) - BASE.as_mib();
         let note = format!("mean beyond base after {SETTLED_S:.0} s");
-        figures.add(&format!("granted_{name}"), Figure::new(granted, "MiB", note));
+        figures.tell(&format!("granted_{name}"), granted, "MiB", note);
         if name.starts_with(MASTER.name) {
             master = granted;
         } else {
@@ -126,7 +116,7 @@ fn run_within(context: &Context) -> Result<Figures, LabError> {
         lines.push(line(name, &course, guest));
     }
     let note = "what the master is granted, less what the slave is that is granted least";
-    figures.add("master_more_than_slaves", Figure::new(master - least, "MiB", note));
+    figures.tell("master_more_than_slaves", master - least, "MiB", note);
     let mut page = Page::default();
     page.add("Each guest of the sorting job", chart(lines));
     page.write(&context.dir, &mut figures)?;
@@ -147,9 +137,9 @@ fn settled(course: &SharingRun, guests: &[String]) -> f64 {
 
 fn line(name: &str, course: &SharingRun, guests: &[String]) -> Line {
     let point = |tick: &Tick| Some((tick.at_s, allocated_mib(tick, guests)?));
-    Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
+    Line::new(name, course.ticks.iter().filter_map(point))
 }
 
 fn chart(lines: Vec<Line>) -> Chart {
-    Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() }
+    Chart::linear("MiB", "seconds", lines)
 }

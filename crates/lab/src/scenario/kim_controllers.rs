@@ -10,16 +10,10 @@
 //! `kim-fig6` compares courses of one round, in six rounds. The mix whose interval begins lowest
 //! stands for all mixes.
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
 use crate::kim::jobs::{CG, Job, PI, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::{ADAPTIVE_CSD, CONTROLLERS};
 use crate::kim::trial::{GROUP, Mix, ROUNDS, Trial, geometric_mean};
-use crate::lab::LabError;
-use crate::meb::pairs::Median;
 
 pub(super) const SINGLE: Scenario = Scenario {
     name: "kim-fig5",
@@ -27,7 +21,6 @@ pub(super) const SINGLE: Scenario = Scenario {
     file: file!(),
     measures: measured::MANAGED_KIM,
     claims: &[],
-    rounds: 1,
     run: run_single,
 };
 
@@ -47,7 +40,6 @@ pub(super) const MIXED: Scenario = Scenario {
         "csd_vs_baseline" => "ratio",
             "Guests under Adaptive-CSD are faster than without Overbook", "up to 1.4";
     },
-    rounds: 1,
     run: run_mixed,
 };
 
@@ -80,8 +72,7 @@ fn run_mixed(context: &Context) -> Result<Figures, LabError> {
 fn add_gains(figures: &mut Figures, trial: &Trial) {
     for against in ["c", "cs"] {
         let (gains, note) = least_gain(trial, against);
-        let figure = Figure::of_rounds(gains, "ratio", note);
-        figures.add(&format!("csd_vs_{against}_min"), figure);
+        figures.tell_rounds(&format!("csd_vs_{against}_min"), gains, "ratio", note);
     }
     for against in ["static_5", "static_50", "baseline"] {
         let note = "speed of all guests of all mixes, geometric mean";
@@ -142,7 +133,7 @@ fn add_cpu(figures: &mut Figures, trial: &Trial) {
         let share = seconds / (WINDOW.as_secs_f64() * courses);
         let note = "of one CPU: the group's worker, all mixes and rounds";
         let name = format!("worker_cpu_{}", setting.name);
-        figures.add(&name, Figure::new(share * 100.0, "%", note));
+        figures.tell(&name, share * 100.0, "%", note);
     }
 }
 
@@ -168,13 +159,11 @@ mod tests {
     }
 
     fn figures(rounds: &[[Round; 2]]) -> Figures {
-        let mut figures = Figures::new(MIXED.name, "m".into(), 1, 1);
-        add_gains(&mut figures, &trial(rounds));
-        figures
+        Figures::invented(MIXED.name, |figures| add_gains(figures, &trial(rounds)))
     }
 
     fn met(rounds: &[[Round; 2]], name: &str) -> bool {
-        figures(rounds).get(name).unwrap().met()
+        figures(rounds).met(name)
     }
 
     const CLAIMED: [&str; 4] =
@@ -183,11 +172,12 @@ mod tests {
     #[test]
     fn a_gain_is_adaptive_csd_over_the_other_controller() {
         let figures = figures(&[[GOOD; 2]; 6]);
-        let value = |name: &str| figures.get(name).unwrap().value;
-        assert!((value("csd_vs_c_min") - 2.0 / 1.8).abs() < 1e-9);
-        assert!((value("csd_vs_static_50") - 2.0 / 1.5).abs() < 1e-9);
-        assert!((value("csd_vs_baseline") - 2.0).abs() < 1e-9);
-        assert!(CLAIMED.iter().all(|name| figures.get(name).unwrap().met()));
+        figures.assert_near(&[
+            ("csd_vs_c_min", 2.0 / 1.8),
+            ("csd_vs_static_50", 2.0 / 1.5),
+            ("csd_vs_baseline", 2.0),
+        ]);
+        assert!(CLAIMED.iter().all(|name| figures.met(name)));
     }
 
     #[test]
@@ -196,9 +186,9 @@ mod tests {
         let mut rounds = [[GOOD; 2]; 6];
         rounds[4][1] = slow;
         let sound = figures(&rounds);
-        assert!(sound.get("csd_vs_c_min").unwrap().value > 1.0);
-        assert!(!sound.get("csd_vs_c_min").unwrap().met());
-        assert!(sound.get("csd_vs_static_5").unwrap().met());
+        assert!(sound.value("csd_vs_c_min") > 1.0);
+        assert!(!sound.met("csd_vs_c_min"));
+        assert!(sound.met("csd_vs_static_5"));
     }
 
     #[test]
@@ -215,7 +205,7 @@ mod tests {
         for rounds in [&unread[..], &[]] {
             let figures = figures(rounds);
             for name in CLAIMED {
-                assert!(figures.get(name).unwrap().value.is_nan(), "{name}");
+                assert!(figures.value(name).is_nan(), "{name}");
             }
         }
     }

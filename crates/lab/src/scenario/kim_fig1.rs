@@ -11,20 +11,8 @@
 //! engine half. The shims merge on the others' CPU; their time is in the engine's CPU use. Unlike
 //! in the paper, guests write meanwhile, so there is always something to hash.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
 use crate::merger::Merger;
 use crate::pinning::{self, Pinned};
 use crate::threads;
@@ -35,7 +23,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     file: file!(),
     measures: &[measured::PAGES, measured::SHIM, measured::KIM],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -207,7 +194,7 @@ fn page(cases: &[Case]) -> Page {
     };
     let chart = |unit, what: fn(&Case) -> f64| {
         let lines = vec![line(SizingArm::Ours, what), line(SizingArm::Kernel, what)];
-        Chart { unit, across: "pages/ms", is_log: false, lines, marks: Vec::new() }
+        Chart::linear(unit, "pages/ms", lines)
     };
     let mut page = Page::default();
     page.add("Time that pi takes", chart("to without", |case| 1.0 + case.overhead));

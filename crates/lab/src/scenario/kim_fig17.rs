@@ -7,20 +7,15 @@
 //! and TLS, as in `overdriver-table1`. The process that serves the disk is at the cable's other
 //! end in both.
 
-use std::time::Duration;
+use model::DiskReading;
 
-use model::{Bytes, DiskReading};
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
 use crate::fleet::HARD_DISK_IOPS;
 use crate::hosts::Hosts;
 use crate::kim::course::{self, SharingRun};
 use crate::kim::jobs::{self, Job, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::ADAPTIVE_CSD;
 use crate::kim::trial::{ROUNDS, in_turn};
-use crate::lab::{Lab, LabError};
 use crate::remote_swap::{Disk, GROUP, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -46,7 +41,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "gain_records" >= 1.08 => "ratio",
             "A job that changes records there is faster", "1.08 to 1.30";
     },
-    rounds: 1,
     run,
 };
 
@@ -83,11 +77,11 @@ fn add_figures(figures: &mut Figures, rounds: &[Vec<SwapPair>]) {
         };
         let note = "speed with a repository to that without";
         let gains = rounds.iter().map(gain).collect();
-        figures.add(&format!("gain_{}", job.name), Figure::of_rounds(gains, "ratio", note));
+        figures.tell_rounds(&format!("gain_{}", job.name), gains, "ratio", note);
     }
     let note = "of the reads of courses with a repository: answered by it";
     let near = rounds.iter().flatten().map(|pair| pair.near).collect();
-    figures.add("near", Figure::of_rounds(near, "ratio", note));
+    figures.tell_rounds("near", near, "ratio", note);
 }
 
 fn pair(context: &Context, round: u32, job: Job) -> Result<SwapPair, LabError> {
@@ -132,9 +126,7 @@ mod tests {
     const GOOD: SwapPair = SwapPair { disk: 10.0, repository: 12.0, near: 1.0 };
 
     fn figures(rounds: &[Vec<SwapPair>]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, rounds);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, rounds))
     }
 
     /// Six rounds, of which one has another pair for the first job.
@@ -160,7 +152,7 @@ mod tests {
         let swapped = SwapPair { disk, repository, near };
         let first = format!("gain_{}", JOBS[0].name);
         let one = figures(&rounds(swapped));
-        assert!(one.get(&first).unwrap().value > 1.08 && !one.get(&first).unwrap().met());
+        assert!(one.value(&first) > 1.08 && !one.met(&first));
         let all = vec![vec![swapped; JOBS.len()]; ROUNDS as usize];
         assert!(!figures(&all).passed());
     }

@@ -12,22 +12,13 @@
 //! ways are compared within a round. All memory that a group occupies beyond its own counts, page
 //! tables included: nothing is nothing.
 
-use std::time::Duration;
+use model::VmName;
 
-use model::{Bytes, VmName};
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
 use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, Job, MASTER, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::ADAPTIVE_CSD;
 use crate::kim::trial::{ROUNDS, geometric_mean, in_turn};
-use crate::lab::LabError;
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::recording::Extremes;
 
 pub(super) const HOG: Scenario = Scenario {
     name: "kim-fig11",
@@ -43,7 +34,6 @@ pub(super) const HOG: Scenario = Scenario {
         "hog_taken_nogrp" >= 1.0 => "MiB",
             "The hogs get a part of it without groups", "most of SORT's surplus";
     },
-    rounds: 1,
     run: run_hog,
 };
 
@@ -58,7 +48,6 @@ pub(super) const SWAPPER: Scenario = Scenario {
         "all_grp_vs_nogrp" => "ratio", "Both groups together are faster than without groups",
             "up to 1.2";
     },
-    rounds: 1,
     run: run_swapper,
 };
 
@@ -71,7 +60,6 @@ pub(super) const BUSY: Scenario = Scenario {
         "mr_taken_grp" == 0.0 => "MiB",
             "A group that swaps gets nothing of the saving of one that needs the CPU only", "0";
     },
-    rounds: 1,
     run: run_busy,
 };
 
@@ -118,7 +106,7 @@ fn run_swapper(context: &Context) -> Result<Figures, LabError> {
         geometric_mean(gains)
     });
     let note = "speed of both groups' working guests in groups, to that without, geometric mean";
-    figures.add("all_grp_vs_nogrp", Figure::of_rounds(all, "ratio", note));
+    figures.tell_rounds("all_grp_vs_nogrp", all, "ratio", note);
     add_taken(&mut figures, &rounds);
     page(&rounds[0]).write(&context.dir, &mut figures)?;
     Ok(figures)
@@ -147,21 +135,18 @@ fn most(rounds: &[Round], course: fn(&Pair) -> &SharingRun, group: &str) -> Vec<
 fn add_hogs(figures: &mut Figures, rounds: &[Round]) {
     let gains = each(rounds, |pairs| geometric_mean(pairs.iter().map(Pair::gain_of_job)));
     let note = "speed of all that do a job in groups, to that without, geometric mean";
-    figures.add("mr_grp_vs_nogrp", Figure::of_rounds(gains, "ratio", note));
+    figures.tell_rounds("mr_grp_vs_nogrp", gains, "ratio", note);
     let note = "the most that the hogs occupied beyond what they pay for";
     let grp = most(rounds, |pair| &pair.group, SECOND);
-    let grp = Figure::of_rounds(grp, "MiB", format!("{note}, in groups"));
-    figures.add("hog_taken_grp", grp);
+    figures.tell_rounds("hog_taken_grp", grp, "MiB", format!("{note}, in groups"));
     let nogrp = most(rounds, |pair| &pair.system, SECOND);
-    let nogrp = Figure::of_rounds(nogrp, "MiB", format!("{note}, without groups"));
-    figures.add("hog_taken_nogrp", nogrp);
+    figures.tell_rounds("hog_taken_nogrp", nogrp, "MiB", format!("{note}, without groups"));
 }
 
 fn add_taken(figures: &mut Figures, rounds: &[Round]) {
     let note = "the most that the first group occupied beyond what it pays for";
     let grp = most(rounds, |pair| &pair.group, FIRST);
-    let grp = Figure::of_rounds(grp, "MiB", format!("{note}, in groups"));
-    figures.add("mr_taken_grp", grp);
+    figures.tell_rounds("mr_taken_grp", grp, "MiB", format!("{note}, in groups"));
     let nogrp = most(rounds, |pair| &pair.system, FIRST);
     let nogrp = Figure::of_rounds(nogrp, "MiB", format!("{note}, without groups"));
     figures.add("mr_taken_nogrp", nogrp.paper("all of the others' surplus"));
@@ -259,7 +244,7 @@ impl Pair {
     /// Memory that one of the two groups occupied over time.
     fn line(&self, name: &str, course: &SharingRun, group: &str) -> Line {
         let point = |tick: &Tick| Some((tick.at_s, self.used_mib(tick, group)?));
-        Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
+        Line::new(name, course.ticks.iter().filter_map(point))
     }
 }
 
@@ -272,8 +257,7 @@ fn page(pairs: &[Pair]) -> Page {
             pair.line("first group, without groups", &pair.system, FIRST),
             pair.line("other group, without groups", &pair.system, SECOND),
         ];
-        let chart =
-            Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
+        let chart = Chart::linear("MiB", "seconds", lines);
         page.add(&format!("Memory that the groups occupy: {}", pair.job), chart);
     }
     page

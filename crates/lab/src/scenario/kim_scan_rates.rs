@@ -4,19 +4,11 @@
 //! Two guests sort more text than fits into their memory, next to two that use up the CPUs. Each
 //! controller has a plot of its rate, its saving, and the guests' swapping, second by second.
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
 use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, SORT};
 use crate::kim::setting::CONTROLLERS;
 use crate::kim::trial::GROUP;
-use crate::lab::LabError;
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig7",
@@ -30,7 +22,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "csd_vs_cs_late" < 1.0 => "ratio",
             "Adaptive-CSD scans slower than Adaptive-CS once nothing more is found", "about 0.1";
     },
-    rounds: 1,
     run,
 };
 
@@ -61,7 +52,7 @@ fn add_figures(figures: &mut Figures, courses: &[(&str, SharingRun)]) {
         for (name, course) in courses {
             let rate = mean_rate(course, &seconds);
             let note = format!("mean from {:.0} to {:.0} s", seconds.start, seconds.end);
-            figures.add(&format!("rate_{name}_{when}"), Figure::new(rate, "pages/ms", note));
+            figures.tell(&format!("rate_{name}_{when}"), rate, "pages/ms", note);
             rates.push((*name, rate));
         }
         let rate = |of: &str| rates.iter().find(|(name, _)| *name == of).map_or(f64::NAN, |r| r.1);
@@ -73,7 +64,7 @@ fn add_figures(figures: &mut Figures, courses: &[(&str, SharingRun)]) {
             let note = "rate of Adaptive-CSD to that of Adaptive-CS, late";
             ("csd_vs_cs_late", rate("csd") / rate("cs"), note)
         };
-        figures.add(name, Figure::new(ratio, "ratio", note));
+        figures.tell(name, ratio, "ratio", note);
     }
 }
 
@@ -104,15 +95,8 @@ fn page(mix: &[MachineSpec], courses: &[(&str, SharingRun)]) -> Page {
             ("merged less broken, MiB/s", per_second(&merged)),
             ("swapped, MiB/s", per_second(&swapped)),
         ];
-        let line = |(name, points): (&str, _)| Line { name: name.to_owned(), points };
-        let lines = lines.into_iter().map(line).collect();
-        let chart = Chart {
-            unit: "per ms, per s",
-            across: "seconds",
-            is_log: false,
-            lines,
-            marks: Vec::new(),
-        };
+        let line = |(name, points): (&str, _)| Line::new(name, points);
+        let chart = Chart::linear("per ms, per s", "seconds", lines.into_iter().map(line));
         page.add(&format!("Adaptive-{}", name.to_uppercase()), chart);
     }
     page

@@ -12,16 +12,9 @@
 //! guest's only software besides the kernel is its small program, so fewer pages are the same
 //! than with a full system.
 
-use std::time::{Duration, Instant};
+use model::Dedup as Reading;
 
-use model::{Bytes, Dedup as Reading};
-
-use super::{Context, Scenario, measured};
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::progress;
+use super::prelude::*;
 use crate::merger::Merger;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -30,7 +23,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     file: file!(),
     measures: &[measured::PAGES, measured::SHIM, measured::KIM],
     claims: &[],
-    rounds: 1,
     run,
 };
 

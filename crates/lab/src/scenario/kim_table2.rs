@@ -9,22 +9,16 @@
 //! counts.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use model::{Bytes, CacheReading};
+use model::CacheReading;
 use pageserver::layer;
 use pageserver::layers::cache::{Cache, Space};
 use pageserver::layers::memory::Memory;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
+use super::prelude::*;
 use crate::kim::course::{self, SharingRun};
 use crate::kim::jobs::{self, Job, PI};
 use crate::kim::setting::{BASELINE, POLICIES, Setting};
-use crate::lab::{Lab, LabError};
-use crate::random::Random;
-use crate::recording::median;
 use crate::remote_swap::{Disk, GROUP, RemoteSwap};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -51,7 +45,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "The policy `entitlement` serves the guest that reads files", "1.03";
         "speed_demand" => "ratio", "The policy `demand` serves the guest that reads files", "1.06";
     },
-    rounds: 1,
     run,
 };
 
@@ -96,7 +89,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     add_figures(&mut figures, &seen);
     let times = (0..ROUNDS).map(|_| give_back_ms()).collect::<Result<Vec<_>, _>>()?;
     let note = format!("for the cache to give back 1 GiB, median of {ROUNDS} times");
-    figures.add("give_back_ms", Figure::new(median(times), "ms", note));
+    figures.tell("give_back_ms", median(times), "ms", note);
     Ok(figures)
 }
 
@@ -147,18 +140,17 @@ fn add_figures(figures: &mut Figures, seen: &[(String, SharingRun)]) {
         figures.add(&format!("speed_{name}"), figure);
     }
     let note = "speed of the guest that reads: demand and cache, to fair";
-    figures.add("cache_vs_fair", Figure::new(speed("demand_cache") / speed("fair"), "ratio", note));
+    figures.tell("cache_vs_fair", speed("demand_cache") / speed("fair"), "ratio", note);
     let caches: Vec<_> = seen.last().into_iter().flat_map(|(_, course)| caches(course)).collect();
     let in_window = caches.iter().find(|(at_s, _)| *at_s >= WARM_UP.as_secs_f64());
     if let (Some((_, first)), Some((_, last))) = (in_window, caches.last()) {
         let note = "that the cache held when the window began, and at its end";
         let note = format!("{note}: {:.0}", last.held.as_mib());
-        figures.add("cache_held", Figure::new(first.held.as_mib(), "MiB", note));
+        figures.tell("cache_held", first.held.as_mib(), "MiB", note);
         let (hits, misses) = (last.hits - first.hits, last.misses - first.misses);
-        #[expect(clippy::cast_precision_loss, reason = "a share")]
         let hits = hits as f64 / (hits + misses).max(1) as f64;
         let note = "of the pages that the guest read from its disk in the window, in the cache";
-        figures.add("cache_hits", Figure::new(hits, "ratio", note));
+        figures.tell("cache_hits", hits, "ratio", note);
     }
 }
 

@@ -7,13 +7,9 @@
 //!
 //! An experiment without a result has no figure, and so misses its target.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
-use super::{Context, Scenario, measured};
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::LabError;
+use super::prelude::*;
 use crate::virtual_host::{HostError, NEWEST, VirtualHost};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -22,7 +18,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     file: file!(),
     measures: &[measured::SHIM, measured::SYS, measured::WORKER],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -105,9 +100,9 @@ fn add_checks(figures: &mut Figures, kernel: &str) -> Result<(), LabError> {
         false => format!("it lacks {}", lacks.join(", ")),
     };
     let name = |what: &str| format!("{kernel}_{what}");
-    figures.add(&name("has"), Figure::new(has.len() as f64, "count", has.join(", ")));
+    figures.tell(&name("has"), has.len() as f64, "count", has.join(", "));
     let lacking = if has.is_empty() { f64::NAN } else { lacks.len() as f64 };
-    figures.add(&name("lacks"), Figure::new(lacking, "count", note).target(Target::Equals(0.0)));
+    figures.check(&name("lacks"), lacking, "count", note, Target::Equals(0.0));
     Ok(())
 }
 
@@ -125,7 +120,7 @@ fn add_experiment(figures: &mut Figures, kernel: &str, experiment: &str, said: &
         true => "of its other targets".to_owned(),
         false => result.missed.join(", "),
     };
-    figures.add(&name("missed"), Figure::new(result.missed.len() as f64, "count", note));
+    figures.tell(&name("missed"), result.missed.len() as f64, "count", note);
 }
 
 /// The result of an experiment in a virtual host.

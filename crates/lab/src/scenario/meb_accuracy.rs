@@ -20,27 +20,15 @@
 //! Left out: the accuracy for a guest at full speed. The tracer slows memory accesses down
 //! several times, so the patterns are the workloads' own but sparser in time.
 
-use std::time::Duration;
-
-use model::Bytes;
 use pages::curve::{MissRatioCurve, Point};
 use serde_json::{Value, json};
-use sys::memory_of::{Counters, Overhead};
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::{Page, save};
+use super::prelude::*;
+use crate::meb::modes;
+use crate::meb::page::save;
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, MEMORY, SIDE_BY_SIDE, Workload};
-use crate::meb::{modes, progress};
-use crate::recording::Extremes;
 use crate::truth::{Definition, Truth};
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-accuracy",
@@ -56,7 +44,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "mrc_mae_out" <= 0.03 => "ratio",
             "The curve is that of all memory while half of it is paged out";
     },
-    rounds: 1,
     run,
 };
 
@@ -391,27 +378,14 @@ pub(super) fn add_all(figures: &mut Figures, rows: &[Row]) {
             ),
         ),
     );
-    figures.add("wss_accuracy_min", Figure::new(least, "ratio", "the least accurate workload"));
-    figures.add(
-        "wss_accuracy_1s",
-        Figure::new(
-            mean(rows.iter().map(Row::accuracy_of_moments)),
-            "ratio",
-            "the same for one moment in every second instead of means of 5 s",
-        ),
-    );
-    figures.add(
-        "mrc_mae",
-        Figure::new(
-            mean(rows.iter().map(Row::curve_error)),
-            "ratio",
-            "mean absolute error of the miss-ratio curve over all sizes up to the allocation",
-        ),
-    );
+    figures.tell("wss_accuracy_min", least, "ratio", "the least accurate workload");
+    let note = "the same for one moment in every second instead of means of 5 s";
+    figures.tell("wss_accuracy_1s", mean(rows.iter().map(Row::accuracy_of_moments)), "ratio", note);
+    let note = "mean absolute error of the miss-ratio curve over all sizes up to the allocation";
+    figures.tell("mrc_mae", mean(rows.iter().map(Row::curve_error)), "ratio", note);
     for row in rows {
         let name = row.name;
-        let figure = Figure::new(row.accuracy(), "ratio", row.words());
-        figures.add(&format!("wss_accuracy_{name}"), figure);
+        figures.tell(&format!("wss_accuracy_{name}"), row.accuracy(), "ratio", row.words());
         let figure = Figure::new(row.curve_error(), "ratio", "of that workload's curve");
         figures.add(&format!("mrc_mae_{name}"), figure);
     }
@@ -425,14 +399,12 @@ pub(super) fn add_out(figures: &mut Figures, rows: &[Row]) {
         share * 100.0,
         rows.len()
     );
-    figures.add("mrc_mae_out", Figure::new(mean(rows.iter().map(Row::curve_error)), "ratio", note));
+    figures.tell("mrc_mae_out", mean(rows.iter().map(Row::curve_error)), "ratio", note);
     let half = Target::AtLeast(0.45);
-    let figure = Figure::new(share, "ratio", "what of it is paged out, in the mean");
-    figures.add("out_share", figure.target(half));
+    figures.check("out_share", share, "ratio", "what of it is paged out, in the mean", half);
     for row in rows {
         let note = format!("of that workload's curve, {:.0} % out", row.out_share * 100.0);
-        let figure = Figure::new(row.curve_error(), "ratio", note);
-        figures.add(&format!("mrc_mae_out_{}", row.name), figure);
+        figures.tell(&format!("mrc_mae_out_{}", row.name), row.curve_error(), "ratio", note);
         let figure = Figure::new(row.accuracy(), "ratio", row.words());
         figures.add(&format!("wss_accuracy_out_{}", row.name), figure);
     }
@@ -452,14 +424,12 @@ pub(super) fn page(rows: &[Row]) -> Page {
             estimated.push((at_s, mib(moment.size.estimated)));
         }
     }
-    let line = |name: &str, points| Line { name: name.to_owned(), points };
+    let line = |name: &str, points: Vec<_>| Line::new(name, points);
     let lines = vec![line("exact", exact), line("estimated", estimated)];
-    let mut page = Page::default();
-    page.add(
+    Page::of(
         "Working set, workload after workload",
         Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks },
-    );
-    page
+    )
 }
 
 #[cfg(test)]

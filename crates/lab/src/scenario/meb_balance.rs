@@ -15,14 +15,7 @@
 //! that no program reads. A guest's need is the memory that it holds when it misses nothing: some
 //! 70 MB more than its programs' data. Memory moves for longer before the measurement begins.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::Figures;
-use crate::lab::LabError;
+use super::prelude::*;
 use crate::meb::balancing::{Member, Table};
 
 /// The claims of a table: its own, and those that all have.
@@ -57,7 +50,6 @@ pub(super) const TABLE_3: Scenario = Scenario {
         "speedup_pi" => "ratio", "The guest that needs the CPU only loses little", "1.00";
         "reversals_per_hour" => "count", "Memory goes not to and fro";
     },
-    rounds: 1,
     run: |context| table_3(context),
 };
 pub(super) const TABLE_4: Scenario = Scenario {
@@ -76,7 +68,6 @@ pub(super) const TABLE_4: Scenario = Scenario {
             "They are faster than with fixed memory on the same swap, too", "3.1";
         "qos_mean" >= 0.83 => "ratio", "They do nearly as much as with enough memory", "0.83";
     },
-    rounds: 1,
     run: |context| table_4(context),
 };
 pub(super) const TABLE_5: Scenario = Scenario {
@@ -96,7 +87,6 @@ pub(super) const TABLE_5: Scenario = Scenario {
         "speedup_zram_graph" => "ratio",
             "It is faster, by this factor, than with fixed memory on the same swap", "9.3";
     },
-    rounds: 1,
     run: |context| table_5(context),
 };
 pub(super) const TABLE_6: Scenario = Scenario {
@@ -115,7 +105,6 @@ pub(super) const TABLE_6: Scenario = Scenario {
             "The first is faster, by this factor, than with fixed memory on the same swap", "9.4";
         "speedup_zram_second" => "ratio", "The second one is faster by this factor", "8.1";
     },
-    rounds: 1,
     run: |context| table_6(context),
 };
 pub(super) const TABLE_7: Scenario = Scenario {
@@ -135,7 +124,6 @@ pub(super) const TABLE_7: Scenario = Scenario {
         "qos_min" >= 0.92 => "ratio",
             "Each of them does nearly as much as with enough memory", "0.93";
     },
-    rounds: 1,
     run: |context| table_7(context),
 };
 pub(super) const TABLE_8: Scenario = Scenario {
@@ -152,7 +140,6 @@ pub(super) const TABLE_8: Scenario = Scenario {
         "speedup_zram_mean" >= 4.54 => "ratio",
             "They are faster than with fixed memory on the same swap, too", "4.54";
     },
-    rounds: 1,
     run: |context| table_8(context),
 };
 pub(super) const OSCILLATION: Scenario = Scenario {
@@ -166,7 +153,6 @@ pub(super) const OSCILLATION: Scenario = Scenario {
              minutes)";
         "moves_per_hour_later" <= 300.0 => "count", "They are left alone more and more";
     },
-    rounds: 1,
     run: |context| oscillation(context),
 };
 

@@ -11,21 +11,14 @@
 //! The traces are written next to the page (`meb-imt-<workload>.csv`).
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use pages::phase::{Judgement, Replay, Sample, replay};
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::{self, Page};
+use super::prelude::*;
+use crate::meb::modes;
+use crate::meb::page;
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload};
-use crate::meb::{modes, progress};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-imt",
@@ -37,7 +30,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Phase detection keeps tracking off most of the time", "0.143";
         "mre" <= 0.042 => "ratio", "Phase detection is little wrong meanwhile", "0.042";
     },
-    rounds: 1,
     run,
 };
 
@@ -133,11 +125,8 @@ fn figures(context: &Context, traces: &[Trace]) -> Figures {
     let shortest = traces.iter().map(|trace| trace.samples.len()).min().unwrap_or(0);
     let (up, error) = means(traces, Judgement::Anchored);
     let note = format!("share of {} intervals in which tracking is on, as shipped", LENGTH);
-    figures.add("up_ratio", Figure::new(up, "ratio", note));
-    figures.add(
-        "mre",
-        Figure::new(error, "ratio", "mean of |working set gone by - recorded| / recorded"),
-    );
+    figures.tell("up_ratio", up, "ratio", note);
+    figures.tell("mre", error, "ratio", "mean of |working set gone by - recorded| / recorded");
     figures.add(
         "samples_min",
         Figure::new(shortest as f64, "count", "seconds in the shortest trace")
@@ -164,7 +153,7 @@ fn figures(context: &Context, traces: &[Trace]) -> Figures {
         let note =
             format!("error {:.3}, over {} s", replay.mean_relative_error, trace.samples.len());
         let name = format!("up_ratio_{}", trace.workload);
-        figures.add(&name, Figure::new(replay.up_ratio, "ratio", note));
+        figures.tell(&name, replay.up_ratio, "ratio", note);
     }
     figures
 }
@@ -180,13 +169,13 @@ fn page(traces: &[Trace]) -> Page {
         let gone_by = replay.intervals.iter().enumerate().map(|(s, x)| (at(s), mib(x.1)));
         let on = replay.intervals.iter().enumerate();
         let on = on.map(|(s, x)| (at(s), if x.0 { 10.0 } else { 0.0 }));
-        let line = |name: &str, points| Line { name: name.to_owned(), points };
+        let line = |name: &str, points: Vec<_>| Line::new(name, points);
         let lines = vec![
             line("recorded", recorded.collect()),
             line("gone by", gone_by.collect()),
             line("on", on.collect()),
         ];
-        let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: vec![] };
+        let chart = Chart::linear("MiB", "seconds", lines);
         page.add(trace.workload, chart);
     }
     page

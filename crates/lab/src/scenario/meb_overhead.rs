@@ -27,22 +27,11 @@
 //! The guests' speed without tracking after all ways, compared with their speed before all ways,
 //! does (`huge_pages_lost`).
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
+use super::prelude::*;
 use crate::meb::modes::{self, CHANGE, Instrument, ModeArm, Schedule};
-use crate::meb::page::Page;
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
 use crate::meb::taken::{Account, Moment, Taken};
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload, cpu_of};
-use crate::recording::Extremes;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-overhead",
@@ -59,7 +48,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "out_of_order" == 0.0 => "count",
             "Each refinement of the paper's costs less than the one before it";
     },
-    rounds: 1,
     run,
 };
 
@@ -287,32 +275,26 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     let worst = of("budget").max_by(|a, b| a.overhead.total_cmp(&b.overhead));
     let (value, note) = worst.map_or((f64::NAN, ""), |cell| (cell.overhead, cell.workload));
     let note = format!("the dearest workload, {note}, by the clock");
-    figures.add("overhead_budget_max", Figure::new(value, "ratio", note));
-    figures.add("overhead_budget", Figure::new(mean("budget"), "ratio", "mean of the workloads"));
+    figures.tell("overhead_budget_max", value, "ratio", note);
+    figures.tell("overhead_budget", mean("budget"), "ratio", "mean of the workloads");
     let speed = Median::of(of("budget").flat_map(|cell| cell.pairs.overheads()).collect());
     let note = format!(
         "rate without / rate with - 1, median of all workloads' pairs: {}",
         speed.interval_percent()
     );
-    figures.add("overhead_budget_by_speed", Figure::new(speed.value, "ratio", note));
+    figures.tell("overhead_budget_by_speed", speed.value, "ratio", note);
     let order: Vec<f64> = ways.iter().filter(|w| w.paper.is_some()).map(|w| mean(w.name)).collect();
     let wrong = order.windows(2).filter(|pair| pair[0] <= pair[1]).count();
-    figures.add(
-        "out_of_order",
-        Figure::new(
-            wrong as f64,
-            "count",
-            "neighbours in the paper's order of which the latter is dearer",
-        ),
-    );
+    let note = "neighbours in the paper's order of which the latter is dearer";
+    figures.tell("out_of_order", wrong as f64, "count", note);
     let note = "mean over the workloads of rate before any tracking / rate without tracking at the end of all \
                 ways - 1: what moving pieces out of huge pages leaves behind, as guests run on small pages \
                 until the kernel's khugepaged has mended them";
     let mean_lost = lost.iter().sum::<f64>() / lost.len() as f64;
-    figures.add("huge_pages_lost", Figure::new(mean_lost, "ratio", note));
+    figures.tell("huge_pages_lost", mean_lost, "ratio", note);
     for cell in cells {
         let name = format!("overhead_{}_{}", cell.way, cell.workload);
-        figures.add(&name, Figure::new(cell.overhead, "ratio", cell.words()));
+        figures.tell(&name, cell.overhead, "ratio", cell.words());
     }
     figures
 }
@@ -320,17 +302,17 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
 /// Normalised execution times, as in Table I.
 fn page(cells: &[Cell]) -> Page {
     let workloads: Vec<&str> = ALL[..WORKLOADS].iter().map(|workload| workload.name).collect();
-    let line = |way: &ModeArm| Line {
-        name: way.name.to_owned(),
-        points: cells
-            .iter()
-            .filter(|cell| cell.way == way.name)
-            .zip(0_u32..)
-            .map(|(cell, place)| (f64::from(place), (1.0 + cell.overhead).max(1.0)))
-            .collect(),
+    let line = |way: &ModeArm| {
+        Line::new(
+            way.name,
+            cells
+                .iter()
+                .filter(|cell| cell.way == way.name)
+                .zip(0_u32..)
+                .map(|(cell, place)| (f64::from(place), (1.0 + cell.overhead).max(1.0))),
+        )
     };
-    let mut page = Page::default();
-    page.add(
+    Page::of(
         &format!("Normalised execution time of {}", workloads.join(", ")),
         Chart {
             unit: "times",
@@ -339,8 +321,7 @@ fn page(cells: &[Cell]) -> Page {
             lines: modes::all(GRANULE_PAGES).iter().map(line).collect(),
             marks: Vec::new(),
         },
-    );
-    page
+    )
 }
 
 #[cfg(test)]

@@ -15,22 +15,12 @@
 //! array. Other memory that the guest needs (its kernel, its programs: some MB) counts as error.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
+use super::prelude::*;
 use crate::command::last_lines;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
 use crate::meb::modes;
-use crate::meb::page::Page;
 use crate::meb::peek::Peek;
-use crate::meb::progress::{self, Line as Report};
+use crate::meb::progress::Line as Report;
 use crate::meb::watch::Watch;
 use crate::meb::workloads::cpu_of;
 
@@ -49,7 +39,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "error_esx_fits" => "ratio", "Where the set fits, that sampling is off by this";
         "error_esx_spills" => "ratio", "Where the set spills, that sampling is off by this";
     },
-    rounds: 1,
     run,
 };
 
@@ -245,13 +234,11 @@ fn figures(context: &Context, all: &[Twins]) -> Figures {
             ),
         ),
     );
-    figures.add(
-        "error_esx",
-        Figure::new(over_all(Twins::sampling_error), "ratio", "the same of ESX-style sampling"),
-    );
+    let note = "the same of ESX-style sampling";
+    figures.tell("error_esx", over_all(Twins::sampling_error), "ratio", note);
     for twins in all {
         let name = twins.part.name;
-        figures.add(&format!("error_{name}"), Figure::new(twins.error(), "ratio", "of that part"));
+        figures.tell(&format!("error_{name}"), twins.error(), "ratio", "of that part");
         let figure = Figure::new(twins.sampling_error(), "ratio", "of that part, by sampling");
         figures.add(&format!("error_esx_{name}"), figure);
     }
@@ -261,16 +248,15 @@ fn figures(context: &Context, all: &[Twins]) -> Figures {
 fn page(all: &[Twins]) -> Page {
     let mut page = Page::default();
     for twins in all {
-        let line = |name: &str, value: &dyn Fn(&ArraySecond) -> Option<f64>| Line {
-            name: name.to_owned(),
-            points: twins.seconds.iter().filter_map(|s| Some((s.at_s, value(s)?))).collect(),
+        let line = |name: &str, value: &dyn Fn(&ArraySecond) -> Option<f64>| {
+            Line::new(name, twins.seconds.iter().filter_map(|s| Some((s.at_s, value(s)?))))
         };
         let lines = vec![
             line("array", &|second| Some(second.known)),
             line("tracked", &|second| second.tracked),
             line("sampled", &|second| Some(second.sampled)),
         ];
-        let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: vec![] };
+        let chart = Chart::linear("MiB", "seconds", lines);
         page.add(&format!("An array that {} 400 MB", twins.part.name), chart);
     }
     page

@@ -7,14 +7,8 @@
 //! longer bursts as five minutes.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::LabError;
-use crate::meb::page::Page;
+use super::prelude::*;
 use crate::overload::{self, OverloadSample, PROMISED, Remedy, Threshold};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -43,7 +37,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "overload_longer_s" => "s",
             "Overloads last longer than the bursts by this", "roughly as long";
     },
-    rounds: 1,
     run,
 };
 
@@ -112,19 +105,15 @@ pub(super) fn trials(
 pub(super) fn plot(bursts: &[u64], ways: &[(&str, Remedy)], all: &[Vec<OverloadSample>]) -> Page {
     let mut page = Page::default();
     for (seconds, seen) in bursts.iter().zip(all).rev() {
-        let lines = ways
-            .iter()
-            .zip(seen)
-            .map(|((name, _), one)| Line { name: (*name).to_owned(), points: one.rates.clone() });
+        let lines =
+            ways.iter().zip(seen).map(|((name, _), one)| Line::new(name, one.rates.clone()));
         let (unit, across) = ("answers per second", "seconds");
-        let chart =
-            Chart { unit, across, is_log: false, lines: lines.collect(), marks: Vec::new() };
+        let chart = Chart::linear(unit, across, lines);
         page.add(&format!("A burst of {seconds} s"), chart);
     }
     page
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
 pub(super) fn mib(size: model::Bytes) -> f64 {
     size.0 as f64 / f64::from(1 << 20)
 }
@@ -140,45 +129,41 @@ fn figures(context: &Context, all: &[Vec<OverloadSample>]) -> Figures {
     };
     let percent = |way: usize| worst(&|seen| loss(seen, way) * 100.0);
     let note = "answers fewer than with enough memory, the worst burst length";
-    figures.add("loss_max", Figure::new(percent(OVERBOOK), "%", note));
+    figures.tell("loss_max", percent(OVERBOOK), "%", note);
     let slow = |seen: &[OverloadSample]| {
         let limit = f64::max(1_000.0, 2.0 * seen[MEMORY].response_ms);
         seen[OVERBOOK].response_ms / limit
     };
     let note = "mean response to 1 s or twice that with enough memory, the worst burst length";
-    figures.add("response_max", Figure::new(worst(&slow), "ratio", note));
+    figures.tell("response_max", worst(&slow), "ratio", note);
     for (way, (name, _)) in WAYS.iter().enumerate().skip(1) {
         if way != OVERBOOK {
             let figure = Figure::new(percent(way), "%", "the same, this remedy alone");
             figures.add(&format!("loss_max_{name}"), figure);
         }
         let ms = worst(&|seen| seen[way].response_ms);
-        figures.add(&format!("response_ms_{name}"), Figure::new(ms, "ms", "mean, worst"));
+        figures.tell(&format!("response_ms_{name}"), ms, "ms", "mean, worst");
     }
     let mixed = |of: &dyn Fn(&OverloadSample) -> f64, way: usize| -> f64 {
         BURSTS.iter().zip(all).map(|((_, share), seen)| share * of(&seen[way])).sum()
     };
     let traffic = |way| mixed(&|seen| mib(seen.traffic), way);
     let note = "sent and received for a mix of bursts as in Fig. 3, to migration alone (Fig. 9)";
-    figures.add(
-        "traffic_vs_migration",
-        Figure::new(traffic(OVERBOOK) / traffic(MIGRATION), "ratio", note),
-    );
+    figures.tell("traffic_vs_migration", traffic(OVERBOOK) / traffic(MIGRATION), "ratio", note);
     // The paper moves another VM, which has all that it was promised.
     let note = "the same, to moves of VMs that have all that they were promised, as the paper's";
     let moved = mixed(&|seen| if seen.moved { mib(PROMISED) } else { 0.0 }, MIGRATION);
-    figures.add("traffic_vs_promised", Figure::new(traffic(OVERBOOK) / moved, "ratio", note));
+    figures.tell("traffic_vs_promised", traffic(OVERBOOK) / moved, "ratio", note);
     let space = |way| mixed(&|seen| mib(seen.space), way);
     let note = "others' memory taken at most, for the same mix, to migration alone (Fig. 10)";
-    figures
-        .add("excess_vs_migration", Figure::new(space(OVERBOOK) / space(MIGRATION), "ratio", note));
+    figures.tell("excess_vs_migration", space(OVERBOOK) / space(MIGRATION), "ratio", note);
     let moves = |way: usize| {
         let moved = all.iter().filter(|seen| seen[way].moved).count();
         u32::try_from(moved).map_or(f64::NAN, f64::from)
     };
     let note = format!("burst lengths of {} at which it was moved", BURSTS.len());
-    figures.add("moved_migration", Figure::new(moves(MIGRATION), "count", note.clone()));
-    figures.add("moved_overbook", Figure::new(moves(OVERBOOK), "count", note));
+    figures.tell("moved_migration", moves(MIGRATION), "count", note.clone());
+    figures.tell("moved_overbook", moves(OVERBOOK), "count", note);
     // A burst that was never sustained takes no more than the withheld memory.
     let note = "others' memory taken in a burst that ended by itself, at most (Fig. 10)";
     let transient = all.iter().filter(|seen| !seen[OVERBOOK].moved);
@@ -190,8 +175,7 @@ fn figures(context: &Context, all: &[Vec<OverloadSample>]) -> Figures {
     let longer = BURSTS.iter().zip(all).map(|((seconds, _), seen)| {
         seen[NETWORK].overloaded_s - Duration::from_secs(*seconds).as_secs_f64()
     });
-    #[expect(clippy::cast_precision_loss, reason = "four")]
     let mean = longer.sum::<f64>() / BURSTS.len() as f64;
-    figures.add("overload_longer_s", Figure::new(mean, "s", note));
+    figures.tell("overload_longer_s", mean, "s", note);
     figures
 }

@@ -11,20 +11,12 @@
 //! both figures come out. Where this host's timers make it slower than that, the stated figures
 //! count. Its writes are not measured.
 
-use std::time::Duration;
-
-use model::Bytes;
 use pageserver::nbd::request::Command;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
+use super::prelude::*;
 use crate::hosts::Hosts;
-use crate::interrupt;
-use crate::lab::LabError;
 use crate::nbd_load::{Address, Load, raw_round_trips};
 use crate::nbd_servers::{Running, Slow, Transport};
-use crate::recording::median;
 use crate::remote_swap::{Disk, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -40,7 +32,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "A page of it comes sooner than from the paper's disk", "0.26";
         "network_write" => "MB/s", "It is written as fast as the cable allows", "43.3";
     },
-    rounds: 1,
     run,
 };
 

@@ -5,13 +5,8 @@
 //! a number of overloaded intervals of 20 s. The daemon learns the learned one from a guest whose
 //! overloads have lasted one interval each so far.
 
-use std::time::Duration;
-
 use super::overdriver_fig8::{PAPERS, mib, plot, trials};
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::LabError;
+use super::prelude::*;
 use crate::overload::{OverloadSample, Remedy, Threshold, asked};
 
 pub(super) const TABLE_2: Scenario = Scenario {
@@ -26,7 +21,6 @@ pub(super) const TABLE_2: Scenario = Scenario {
             "A long burst is in overload for a shorter time there";
         "traffic_learned" < 1.0 => "ratio", "A long burst sends less there";
     },
-    rounds: 1,
     run: table_2,
 };
 pub(super) const DEMO: Scenario = Scenario {
@@ -40,7 +34,6 @@ pub(super) const DEMO: Scenario = Scenario {
         "long_vs_disk" >= 1.0 => "ratio",
             "A long burst is moved, and is answered better than on a disk";
     },
-    rounds: 1,
     run: demo,
 };
 
@@ -65,7 +58,7 @@ fn table_2(context: &Context) -> Result<Figures, LabError> {
     let (fixed, learned) = (&seen[FIXED], &seen[LEARNED]);
     let mut ratio = |name: &str, of: &dyn Fn(&OverloadSample) -> f64, what: &str| {
         let note = format!("{what}, with the learned threshold to 120 s");
-        figures.add(name, Figure::new(of(learned) / of(fixed), "ratio", note));
+        figures.tell(name, of(learned) / of(fixed), "ratio", note);
     };
     ratio("response_learned", &|seen| seen.response_ms, "mean response");
     ratio("overloaded_learned", &|seen| seen.overloaded_s, "time in overload");
@@ -77,8 +70,7 @@ fn table_2(context: &Context) -> Result<Figures, LabError> {
         let figure = Figure::new(seen.response_ms, "ms", "mean response");
         let figure = if paper.is_empty() { figure } else { figure.paper(paper) };
         figures.add(&format!("response_ms_{name}"), figure);
-        let figure = Figure::new(mib(seen.traffic), "MiB", "sent and received");
-        figures.add(&format!("traffic_{name}"), figure);
+        figures.tell(&format!("traffic_{name}"), mib(seen.traffic), "MiB", "sent and received");
     }
     Ok(figures)
 }
@@ -91,8 +83,7 @@ fn demo(context: &Context) -> Result<Figures, LabError> {
     for ((name, moved), seen) in [("short", 0.0), ("long", 1.0)].into_iter().zip(&all) {
         let [disk, ours] = [&seen[0], &seen[1]];
         let note = "answers to those with the disk alone";
-        let figure = Figure::new(ours.answered / disk.answered, "ratio", note);
-        figures.add(&format!("{name}_vs_disk"), figure);
+        figures.tell(&format!("{name}_vs_disk"), ours.answered / disk.answered, "ratio", note);
         let figure = Figure::new(f64::from(u8::from(ours.moved)), "count", "times it was moved");
         figures.add(&format!("{name}_moved"), figure.target(Target::Equals(moved)));
     }

@@ -6,20 +6,10 @@
 //! the repository is stopped: no answer comes, and no connection breaks.) Each comes back after a
 //! while. The guest may wait; it must not see an error, and no byte may change.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, Mode};
 use serde_json::json;
 
-use super::{Context, Scenario, measured};
-use crate::daemon::Daemon;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::random::Random;
+use super::prelude::*;
 use crate::remote_swap::{Disk, RemoteSwap};
-use crate::{fleet, interrupt};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "page-server-kill",
@@ -34,7 +24,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "forged" == 0.0 => "count", "No page comes back that was not written";
         "recovery_s_max" <= 1.0 => "s", "The guest's swap works again soon after a kill";
     },
-    rounds: 1,
     run,
 };
 
@@ -178,32 +167,20 @@ fn bring_back(
 
 fn figures(context: &Context, toll: &ServerKills, bad_bytes: u64, work: f64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, toll.kills);
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53, and zero is exact")]
     let count = |n: u64| n as f64;
-    figures.add("bad_bytes", Figure::new(count(bad_bytes), "B", "wrong bytes found by `verify`"));
-    figures.add(
-        "guest_io_errors",
-        Figure::new(toll.io_errors.into(), "count", "times that the guest had been stopped"),
-    );
-    figures.add(
-        "recovery_s_max",
-        Figure::new(toll.slowest.as_secs_f64(), "s", "from a part's return until it works again"),
-    );
-    figures.add(
-        "kills",
-        Figure::new(toll.kills.into(), "count", "parts killed, alone and in pairs")
-            .target(Target::AtLeast(KILLS.into())),
-    );
+    figures.tell("bad_bytes", count(bad_bytes), "B", "wrong bytes found by `verify`");
+    let note = "times that the guest had been stopped";
+    figures.tell("guest_io_errors", toll.io_errors.into(), "count", note);
+    let note = "from a part's return until it works again";
+    figures.tell("recovery_s_max", toll.slowest.as_secs_f64(), "s", note);
+    let note = "parts killed, alone and in pairs";
+    figures.check("kills", toll.kills.into(), "count", note, Target::AtLeast(KILLS.into()));
     let note = "reads that a repository answered, as far as it was asked in time";
-    figures.add(
-        "near_reads",
-        Figure::new(count(toll.near), "count", note).target(Target::AtLeast(1.0)),
-    );
-    let note = "reads that it did not answer in time";
-    figures.add("late_reads", Figure::new(count(toll.late), "count", note));
+    figures.check("near_reads", count(toll.near), "count", note, Target::AtLeast(1.0));
+    figures.tell("late_reads", count(toll.late), "count", "reads that it did not answer in time");
     let note = "pages that were not what had been written";
-    figures.add("forged", Figure::new(count(toll.forged), "count", note));
+    figures.tell("forged", count(toll.forged), "count", note);
     let note = "MiB that the guest has checked, one after the other";
-    figures.add("work", Figure::new(work, "count", note).target(Target::AtLeast(1.0)));
+    figures.check("work", work, "count", note, Target::AtLeast(1.0));
     figures
 }

@@ -18,27 +18,15 @@
 //! silent. Without a single reading there is no figure of them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
 
 use model::{
-    Bytes, DedupSpec, FreePagesSpec, GroupName, Mode, PagesPerMs, Policy, Reading, Time, Tracking,
+    DedupSpec, FreePagesSpec, GroupName, PagesPerMs, Policy, Reading, Time, Tracking,
     TrackingBudget, VmName, VmView,
 };
 use sys::clock::boot_now;
-use sys::memory_of::{Counters, Overhead};
 use sys::process::{Identity, Signal};
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::random::Random;
-use crate::recording::Extremes;
-use crate::recording::median;
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "readings",
@@ -58,7 +46,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "over_budget" <= 0.01 => "ratio", "Tracking keeps to its budget in nearly all samples";
         "silent" <= 0.05 => "ratio", "The working set is told in nearly every second";
     },
-    rounds: 1,
     run,
 };
 
@@ -304,8 +291,7 @@ fn add_counts(figures: &mut Figures, toll: &ReadingCounts) {
     add("age_s_max", Figure::new(most(&toll.ages_s), "s", "the same, most"));
     let note = "workers killed";
     add("kills", Figure::new(toll.kills.into(), "count", note).target(Target::AtLeast(1.0)));
-    let note = "times that the daemon did not answer";
-    add("unread", Figure::new(toll.unread.into(), "count", note));
+    add("unread", Figure::new(toll.unread.into(), "count", "times that the daemon did not answer"));
 }
 
 #[cfg(test)]
@@ -313,9 +299,7 @@ mod tests {
     use super::*;
 
     fn figures(toll: &ReadingCounts) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_counts(&mut figures, toll);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_counts(figures, toll))
     }
 
     /// A run without a fault: 4 % of its samples are silent.
@@ -340,7 +324,7 @@ mod tests {
         let empty = figures(&ReadingCounts { kills: 5, ..ReadingCounts::default() });
         for figures in [nothing, empty] {
             for name in ["stale", "too_large", "over_budget", "silent"] {
-                assert!(!figures.get(name).unwrap().met(), "{name}");
+                assert!(!figures.met(name), "{name}");
             }
         }
     }

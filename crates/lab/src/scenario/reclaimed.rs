@@ -4,19 +4,8 @@
 //! cgroup, with a swap device in compressed memory. It runs once with a stock QEMU, once with a
 //! managed one. It needs root.
 
-use std::time::Duration;
-
-use model::Bytes;
-use sys::memory_of::Counters;
-
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::accel::Accel;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::memory_group::MemoryGroup;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "reclaimed",
@@ -24,7 +13,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     file: file!(),
     measures: &[measured::SHIM, measured::SYS],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -40,7 +28,7 @@ const ENOUGH_MIB: f64 = 32.0;
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     let is_kvm = f64::from(u8::from(context.provisions.accel == Accel::Kvm));
-    figures.add("kvm", Figure::new(is_kvm, "bool", "the guest runs under KVM"));
+    figures.tell("kvm", is_kvm, "bool", "the guest runs under KVM");
     let _swap = Zram::new(SWAP)?;
     for (prefix, shim) in [("", false), ("managed_", true)] {
         let (out, bad_bytes) = page_out(context, shim)?;

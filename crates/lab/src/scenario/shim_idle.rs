@@ -11,20 +11,8 @@
 //! of the boots change from pair to pair.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::pairs::Median;
-use crate::meb::progress;
+use super::prelude::*;
 use crate::meb::workloads::{MEMORY, cpu_of};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -37,7 +25,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "The shim costs nothing while nothing is tracked: memory, system calls, disk (28 \
              paired boots)";
     },
-    rounds: 1,
     run,
 };
 
@@ -169,11 +156,10 @@ fn figures(context: &Context, pairs: &[IdlePair]) -> Figures {
     if let Some((name, median)) = worst {
         let note =
             format!("{name}: work for CPU time, without / with - 1, {}", median.interval_percent());
-        figures.add("slowdown_max", Figure::new(median.value, "ratio", note));
+        figures.tell("slowdown_max", median.value, "ratio", note);
     }
     for (name, median) in &medians {
-        let figure = Figure::new(median.value, "ratio", median.interval_percent());
-        figures.add(&format!("slowdown_{name}"), figure);
+        figures.tell(&format!("slowdown_{name}"), median.value, "ratio", median.interval_percent());
     }
     let boots = Median::of(pairs.iter().map(|p| p.boot_s_with / p.boot_s_without - 1.0).collect());
     let note = format!(
@@ -182,7 +168,7 @@ fn figures(context: &Context, pairs: &[IdlePair]) -> Figures {
         Median::of(pairs.iter().map(|pair| pair.boot_s_with).collect()).value,
         Median::of(pairs.iter().map(|pair| pair.boot_s_without).collect()).value,
     );
-    figures.add("boot_slowdown", Figure::new(boots.value, "ratio", note));
+    figures.tell("boot_slowdown", boots.value, "ratio", note);
     figures
 }
 
@@ -194,13 +180,11 @@ fn page(pairs: &[IdlePair]) -> Page {
     let line = |(kind, name): (usize, &&str)| {
         let points = pairs.iter().zip(0_u32..);
         let points = points.map(|(p, n)| (f64::from(n), (1.0 + p.slowdowns[kind]) * 100.0));
-        Line { name: (*name).to_owned(), points: points.collect() }
+        Line::new(name, points)
     };
-    let lines = KINDS.iter().enumerate().map(line).collect();
-    let mut page = Page::default();
-    page.add(
+    let lines = KINDS.iter().enumerate().map(line);
+    Page::of(
         "CPU time for the same work with the shim, in percent of that without",
-        Chart { unit: "%", across: "pairs", is_log: false, lines, marks: Vec::new() },
-    );
-    page
+        Chart::linear("%", "pairs", lines),
+    )
 }

@@ -10,18 +10,8 @@
 //! lacks a part has not passed: without KVM or without a swap file the figures of both are no
 //! numbers.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::{Direct, MachineSpec};
-use crate::random::Random;
-use crate::recording::Extremes;
+use super::prelude::*;
+use crate::machine::Direct;
 use crate::stress::{self, FuzzerCounts, Report, StressResult};
 use crate::swap_file::{SwapFile, Swapped};
 
@@ -41,7 +31,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "stall_ms_max" <= HANG_MS => "ms", "The stand-in stands still for a moment only";
         "guests_stall_ms_max" <= HANG_MS => "ms", "Guests stand still for a moment only";
     },
-    rounds: 1,
     run,
 };
 
@@ -197,21 +186,17 @@ fn add_stand_in(figures: &mut Figures, outcome: &StressResult, swapped_mib: Opti
     }
     let none = Target::Equals(0.0);
     let bad = count(report.bad_bytes);
-    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes in the stand-in"));
+    figures.tell("bad_bytes", bad, "B", "wrong bytes in the stand-in");
     let operations = count(report.operations_done());
-    figures.add("operations", Figure::new(operations, "count", "of the stand-in, each checked"));
+    figures.tell("operations", operations, "count", "of the stand-in, each checked");
     figures.add("kvm_accesses", kvm_accesses(report));
     figures.add("swapped_out", swapped_out(swapped_mib));
     let (kind, longest) = report.longest();
     let stall_ms = longest.as_secs_f64() * 1000.0;
-    figures.add(
-        "stall_ms_max",
-        Figure::new(stall_ms, "ms", format!("the operation that took longest: {kind}")),
-    );
-    figures.add(
-        "left_in_staging_bytes",
-        Figure::new(count(left.0), "B", "of staging, by the kernel's count").target(none),
-    );
+    let note = format!("the operation that took longest: {kind}");
+    figures.tell("stall_ms_max", stall_ms, "ms", note);
+    let note = "of staging, by the kernel's count";
+    figures.check("left_in_staging_bytes", count(left.0), "B", note, none);
     add_toll(figures, "", std::slice::from_ref(toll));
 }
 
@@ -241,14 +226,9 @@ const HANG_MS: f64 = 10_000.0;
 
 fn add_guests(figures: &mut Figures, guests: &Guests) {
     let bad = count(guests.bad_bytes);
-    figures.add(
-        "guests_bad_bytes",
-        Figure::new(bad, "B", "wrong bytes in memory and disks of the guests"),
-    );
-    figures.add(
-        "guests_stall_ms_max",
-        Figure::new(guests.longest_gap_ms, "ms", "longest that a guest's work stood still"),
-    );
+    figures.tell("guests_bad_bytes", bad, "B", "wrong bytes in memory and disks of the guests");
+    let note = "longest that a guest's work stood still";
+    figures.tell("guests_stall_ms_max", guests.longest_gap_ms, "ms", note);
     figures.add("guests_swapped_out", swapped_out(guests.swapped_mib));
     add_toll(figures, "guests_", &guests.tolls);
 }
@@ -304,7 +284,6 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[FuzzerCounts]) {
     add("answer_ms_max", Figure::new(answer_ms, "ms", "the answer that took longest"));
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
 fn count(number: u64) -> f64 {
     number as f64
 }
@@ -362,7 +341,7 @@ mod tests {
         ];
         for (name, report, swapped) in lacking {
             let figures = figures(report, swapped);
-            assert!(!figures.get(name).unwrap().met() && !figures.passed(), "{name}");
+            assert!(!figures.met(name) && !figures.passed(), "{name}");
         }
     }
 }

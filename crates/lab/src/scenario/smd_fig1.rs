@@ -12,27 +12,16 @@
 //! pages of their programs.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
 
-use model::Bytes;
 use pages::dedup::KnownPages;
 use pages::offline::{TableRef, hash, overlap};
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::alike;
 use crate::cache::Cache;
 use crate::census::{self, Census, PageOwner};
-use crate::chart::{Chart, Line};
 use crate::debian::{self, Debian};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::progress;
 use crate::merger::Merger;
-use crate::recording::Extremes;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig1",
@@ -51,7 +40,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "times_shared_4" => "pages", "Four guests share a frame more often";
         "times_shared_6" => "pages", "Six guests share a frame still more often";
     },
-    rounds: 1,
     run,
 };
 
@@ -251,7 +239,7 @@ fn by_segment(figures: &mut Figures, same: &[Guest]) {
     }
     let next = others.into_iter().largest();
     let note = "identical_code less identical_data or identical_stack, the larger of both";
-    figures.add("code_above_others", Figure::new(code - next, "ratio", note));
+    figures.tell("code_above_others", code - next, "ratio", note);
 }
 
 /// Figures 6 and 7, by the amount of sharing.
@@ -266,11 +254,10 @@ fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
                 mib(all.pages),
                 ratio(all.pages - all.contents, all.pages)
             );
-            figures.add(&format!("saved_{name}_{count}"), Figure::new(all.saved(), "ratio", note));
+            figures.tell(&format!("saved_{name}_{count}"), all.saved(), "ratio", note);
             let all = programs(&guests[..count]);
             let note = format!("the same of the {} MiB of their programs", mib(all.pages));
-            figures
-                .add(&format!("programs_{name}_{count}"), Figure::new(all.saved(), "ratio", note));
+            figures.tell(&format!("programs_{name}_{count}"), all.saved(), "ratio", note);
         }
     }
     let count = SYSTEMS.len();
@@ -299,7 +286,7 @@ fn tables(figures: &mut Figures, systems: &[Debian]) -> Result<(), LabError> {
         let note = format!("of {} pages of code of the first are in the second", tables[one].len());
         let share = found.both as f64 / tables[one].len() as f64;
         let name = format!("code_{}_{}", SYSTEMS[one], SYSTEMS[other]);
-        figures.add(&name, Figure::new(share, "ratio", note));
+        figures.tell(&name, share, "ratio", note);
     }
     Ok(())
 }
@@ -340,25 +327,21 @@ fn by_times(figures: &mut Figures, same: &[Guest]) {
 fn page(same: &[Guest], different: &[Guest]) -> Page {
     let both = [("same system", same), ("different systems", different)];
     let saved = |which: fn(PageOwner) -> bool| {
-        let line = |(name, guests): (&str, &[Guest])| Line {
-            name: name.to_owned(),
-            points: (1..=GUESTS)
-                .map(|count| {
+        let line = |(name, guests): (&str, &[Guest])| {
+            Line::new(
+                name,
+                (1..=GUESTS).map(|count| {
                     let saved = Counted::of(&guests[..count], which).saved();
                     (count as f64, saved * 100.0)
-                })
-                .collect(),
+                }),
+            )
         };
-        let lines = both.map(line).to_vec();
-        Chart { unit: "% saved", across: "guests", is_log: false, lines, marks: Vec::new() }
+        Chart::linear("% saved", "guests", both.map(line))
     };
-    let line = |size: &usize| Line {
-        name: format!("{size} guests"),
-        points: (0..).map(f64::from).zip(times(&same[..*size])).skip(1).collect(),
+    let line = |size: &usize| {
+        Line::new(format!("{size} guests"), (0..).map(f64::from).zip(times(&same[..*size])).skip(1))
     };
-    let lines = SIZES.iter().map(line).collect();
-    let times =
-        Chart { unit: "% of frames", across: "times", is_log: false, lines, marks: Vec::new() };
+    let times = Chart::linear("% of frames", "times", SIZES.iter().map(line));
     let mut page = Page::default();
     page.add("Memory that is saved", saved(|_| true));
     page.add("Memory of programs that is saved", saved(PageOwner::is_of_programs));

@@ -32,30 +32,18 @@
 //! **Left out**: other operating systems in each VM, as in the paper's Fig. 6; CMD, which needs
 //! hardware.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, PagesPerMs, TrackingBudget};
+use model::{PagesPerMs, TrackingBudget};
 
 use super::dedup_vs_ksm::anonymous_mib;
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 use crate::meb::pairs::LEAST_COUNT;
-use crate::meb::progress::{self, Lines};
-use crate::memory_group::MemoryGroup;
+use crate::meb::progress::Lines;
 use crate::pinning::{self, Pinned};
-use crate::recording::median;
 use crate::slow_disk::SlowDisk;
 use crate::smd::{Guest, Programs};
 use crate::swap_file::SwapFile;
 use crate::threads;
-use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig10",
@@ -77,7 +65,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Where memory is large, the web server's time with a table is this part of that \
              without (one course each)";
     },
-    rounds: 1,
     run: |context| compare(context, &WEB),
 };
 
@@ -93,7 +80,6 @@ pub(super) const FIG_11: Scenario = Scenario {
             "Seven other VMs slow the compiler less where known code is shared than without \
              merging, in the same rounds";
     },
-    rounds: 1,
     run: |context| compare(context, &BUILD),
 };
 
@@ -258,9 +244,9 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
         in_words(&[merged])
     );
     let ratio = merged.mean_in_clocks() / none.mean_in_clocks();
-    figures.add("static_vs_none_large", Figure::new(ratio, "ratio", note));
+    figures.tell("static_vs_none_large", ratio, "ratio", note);
     let note = format!("what all may have; {ALL} VMs want {wanted_mib:.0}, merged {merged_mib:.0}");
-    figures.add("small_mib", Figure::new(small.as_mib(), "MiB", note));
+    figures.tell("small_mib", small.as_mib(), "MiB", note);
     page(timed, &rounds[0]).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
@@ -453,20 +439,11 @@ fn in_words(stages: &[TableStage]) -> String {
 }
 
 fn page(timed: &Timed, round: &TableRound) -> Page {
-    let points = |stages: &[TableStage]| {
-        stages.iter().map(|stage| (stage.vms as f64, stage.mean_in_clocks())).collect()
-    };
-    let arms = ARMS.iter().zip(round);
-    let line = |((name, _), stages): (&(&str, _), &Vec<TableStage>)| Line {
-        name: (*name).to_owned(),
-        points: points(stages),
-    };
-    let lines = arms.map(line).collect();
-    let chart =
-        Chart { unit: "of the clock's", across: "VMs", is_log: false, lines, marks: Vec::new() };
-    let mut page = Page::default();
-    page.add(timed.title, chart);
-    page
+    let point = |stage: &TableStage| (stage.vms as f64, stage.mean_in_clocks());
+    let lines = ARMS.iter().zip(round);
+    let lines = lines.map(|((name, _), stages)| Line::new(name, stages.iter().map(point)));
+    let chart = Chart::linear("of the clock's", "VMs", lines);
+    Page::of(timed.title, chart)
 }
 
 #[cfg(test)]

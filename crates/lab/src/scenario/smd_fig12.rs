@@ -18,26 +18,16 @@
 //! (KSM's checksums in every pass, our hashes), and compared up to the first difference.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use pages::dedup::{ContentLocation, Index, KnownPages};
 use pages::offline::{Sampled, Sampling, hash};
 use serde_json::json;
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::alike::{GuestPage, Named, pages};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet;
-use crate::interrupt;
 use crate::ksm::{self, Ksm};
 use crate::ksm_trees::{self, Comparisons};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 use crate::merger::Merger;
-use crate::recording::Extremes;
 use crate::smd::{GUESTS, Programs};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -61,7 +51,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "By the same model, it reads this part of the bytes that KSM reads, hashed ones \
              included";
     },
-    rounds: 1,
     run,
 };
 
@@ -130,17 +119,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     add_shares(&mut figures, &courses, &checked);
     add_comparisons(&mut figures, &last);
     let names = WAYS.iter().map(|(name, _)| *name).chain(["static, programs checked"]);
-    let lines = names.zip(courses.iter().chain([&checked])).map(|(name, course)| Line {
-        name: name.to_owned(),
-        points: course.iter().map(|look| (look.at, look.share() * 100.0)).collect(),
+    let lines = names.zip(courses.iter().chain([&checked])).map(|(name, course)| {
+        Line::new(name, course.iter().map(|look| (look.at, look.share() * 100.0)))
     });
-    let chart = Chart {
-        unit: "% of the code that could be shared",
-        across: "seconds",
-        is_log: false,
-        lines: lines.collect(),
-        marks: Vec::new(),
-    };
+    let chart = Chart::linear("% of the code that could be shared", "seconds", lines);
     let mut page = Page::default();
     page.add("Code of four guests that is shared", chart);
     page.write(&context.dir, &mut figures)?;
@@ -253,11 +235,10 @@ fn add_shares(figures: &mut Figures, courses: &[Course], checked: &[ScanSample])
         figures.add(&format!("code_shared_1s{name}"), figure);
     }
     let note = "the same with the table, where guests read whole program files";
-    figures.add("code_shared_1s_checked", Figure::new(shared_at_first(checked), "ratio", note));
+    figures.tell("code_shared_1s_checked", shared_at_first(checked), "ratio", note);
     let least = courses.first().map(|course| course.iter().map(ScanSample::share).smallest());
     let note = "with the table, at the worst of all looks, of what could be shared then";
-    let least = Figure::new(least.unwrap_or(f64::NAN), "ratio", note);
-    figures.add("code_shared_least", least);
+    figures.tell("code_shared_least", least.unwrap_or(f64::NAN), "ratio", note);
     for ((name, _), course) in WAYS.iter().zip(courses) {
         let done =
             course.iter().find(|look| look.share() >= NEARLY).map_or(f64::NAN, |look| look.at);
@@ -275,19 +256,18 @@ fn add_comparisons(figures: &mut Figures, seen: &[GuestPage]) {
     let ours = with_index(seen);
     let note =
         format!("comparisons to KSM's, over {} pages of which {shared} are shared", seen.len());
-    figures.add("comparisons_vs_ksm", Figure::new(ratio(ours.all, kernel.all), "ratio", note));
+    figures.tell("comparisons_vs_ksm", ratio(ours.all, kernel.all), "ratio", note);
     let note = "bytes hashed and compared, to KSM's";
-    figures.add("bytes_vs_ksm", Figure::new(ratio(ours.bytes, kernel.bytes), "ratio", note));
+    figures.tell("bytes_vs_ksm", ratio(ours.bytes, kernel.bytes), "ratio", note);
     let note = "of these, comparisons of pages that are not equal, to KSM's";
-    figures.add("futile_vs_ksm", Figure::new(ratio(ours.futile, kernel.futile), "ratio", note));
+    figures.tell("futile_vs_ksm", ratio(ours.futile, kernel.futile), "ratio", note);
     let note = "KSM's trees for each of the paper's classes, to KSM's";
-    figures.add("classes_vs_ksm", Figure::new(ratio(classified.all, kernel.all), "ratio", note));
+    figures.tell("classes_vs_ksm", ratio(classified.all, kernel.all), "ratio", note);
     let note = "of KSM's comparisons";
     let futile = Figure::new(ratio(kernel.futile, kernel.all), "ratio", note);
     figures.add("futile_ksm", futile.paper("0.8"));
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a ratio")]
 fn ratio(one: u64, other: u64) -> f64 {
     one as f64 / other as f64
 }

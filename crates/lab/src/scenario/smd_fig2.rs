@@ -12,26 +12,13 @@
 //! depends on the passes, and not on their distribution over time. The kernel itself counts the
 //! scanned pages that were not merged.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::alike;
 use crate::cache::Cache;
-use crate::chart::{Chart, Line};
 use crate::debian::Debian;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
 use crate::ksm::{Ksm, Rate};
 use crate::ksm_trees;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
 use crate::pinning::Pinned;
-use crate::recording::Extremes;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig2",
@@ -46,7 +33,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Nearly all of KSM's comparisons are of unequal pages in two passes", "0.8";
         "futile_8" => "ratio", "Nearly all of them are so in eight passes", "0.8";
     },
-    rounds: 1,
     run,
 };
 
@@ -223,7 +209,7 @@ fn add_out_of_order(figures: &mut Figures, courses: &[SweepRun]) {
     });
     let note = "steps to a larger batch or a shorter sleep after which ksmd takes less CPU, or \
                 less is shared";
-    figures.add("out_of_order", Figure::new(counts.sum(), "count", note));
+    figures.tell("out_of_order", counts.sum(), "count", note);
 }
 
 /// How often a value is less than the one before it; NaN when one of them is no number.
@@ -250,7 +236,7 @@ fn page(courses: &[SweepRun]) -> Page {
             let of = courses.iter().filter(|course| usual(course.rate));
             let mut points: Vec<_> = of.map(|course| (at(course.rate), what(course))).collect();
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
-            Line { name: name.to_owned(), points }
+            Line::new(name, points)
         };
         let lines = vec![
             line("response", &|course| (1.0 + course.slowdown.value) * 100.0),
@@ -258,7 +244,7 @@ fn page(courses: &[SweepRun]) -> Page {
             line("ksmd's CPU", &|course| course.cpu * 100.0),
             line("fruitless", &|course| course.fruitless * 100.0),
         ];
-        Chart { unit: "%", across, is_log: false, lines, marks: Vec::new() }
+        Chart::linear("%", across, lines)
     };
     let mut page = Page::default();
     page.add("By the size of a batch, 30 ms of sleep", chart("pages", true));

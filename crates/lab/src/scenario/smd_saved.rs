@@ -11,20 +11,11 @@
 //! time with fresh guests, ours first and last. A run without merging shows how far the guests'
 //! memory drifts by itself.
 
-use std::time::{Duration, Instant};
-
 use pages::dedup::KnownPages;
 
 use super::dedup_vs_ksm::anonymous_mib;
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 use crate::merger::Merger;
 use crate::smd::{Guest, Programs};
 
@@ -38,7 +29,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "With a table and by looking, Overbook saves what KSM does in all";
         "drift_mib" => "MiB", "Without merging the guests' memory drifts by this";
     },
-    rounds: 1,
     run,
 };
 
@@ -102,10 +92,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         courses.push(course);
     }
     let mut figures = figures(context, &courses);
-    let line =
-        |course: &SavingRun| Line { name: course.name.to_owned(), points: course.saved.clone() };
-    let lines = courses.iter().map(line).collect();
-    let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
+    let line = |course: &SavingRun| Line::new(course.name, course.saved.clone());
+    let chart = Chart::linear("MiB", "seconds", courses.iter().map(line));
     let mut page = Page::default();
     page.add("Memory saved", chart);
     page.write(&context.dir, &mut figures)?;
@@ -191,13 +179,12 @@ fn figures(context: &Context, courses: &[SavingRun]) -> Figures {
     let (ours, ksm) = (of(SavingArm::Ours), of(SavingArm::Kernel));
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let note = format!("both times, {ours:.0?} MiB, to KSM's {ksm:.0?}");
-    figures.add("saved_vs_ksm", Figure::new(sum(&ours) / sum(&ksm), "ratio", note));
+    figures.tell("saved_vs_ksm", sum(&ours) / sum(&ksm), "ratio", note);
     for (name, values) in [("saved_mib_ours", &ours), ("saved_mib_ksm", &ksm)] {
         let mean = sum(values) / values.len() as f64;
-        figures
-            .add(name, Figure::new(mean, "MiB", "what all QEMUs have less, the pool subtracted"));
+        figures.tell(name, mean, "MiB", "what all QEMUs have less, the pool subtracted");
     }
     let note = "what they have less without any merging, by themselves";
-    figures.add("drift_mib", Figure::new(sum(&of(SavingArm::Nobody)), "MiB", note));
+    figures.tell("drift_mib", sum(&of(SavingArm::Nobody)), "MiB", note);
     figures
 }

@@ -8,19 +8,8 @@
 //! same seeds; a kill there is the guest's own. The quiet guests show that Overbook does take
 //! memory.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, Mode};
-
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings, OUTSIDE, Overbooked};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::recording::Extremes;
+use super::prelude::*;
+use crate::daemon::OUTSIDE;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "starve",
@@ -35,7 +24,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Quiet guests without swap give the memory that they leave unused";
         "taken_bursting" => "MiB", "Guests that take memory in bursts give little";
     },
-    rounds: 1,
     run,
 };
 
@@ -115,14 +103,14 @@ fn figures(context: &Context, lab: &Lab, least: &[Bytes]) -> Result<Figures, Lab
     let largest = |all: Vec<f64>| all.into_iter().largest();
     let mut figures = context.figures(SCENARIO.name, 1);
     let note = "programs killed in guests of the group beyond those killed in their twins outside";
-    figures.add("oom_kills", Figure::new(more.sum(), "count", note));
+    figures.tell("oom_kills", more.sum(), "count", note);
     let note = "the same in the twins, which Overbook does not touch";
-    figures.add("oom_kills_outside", Figure::new(outside.iter().sum(), "count", note));
+    figures.tell("oom_kills_outside", outside.iter().sum(), "count", note);
     let note = "programs that took memory in the guests of the group and ended";
-    figures.add("bursts", Figure::new(bursts, "count", note).target(Target::AtLeast(1.0)));
+    figures.check("bursts", bursts, "count", note, Target::AtLeast(1.0));
     let note = "the least that was taken from a quiet guest, at the most";
-    figures.add("taken_idle", Figure::new(smallest(taken("quiet")), "MiB", note));
+    figures.tell("taken_idle", smallest(taken("quiet")), "MiB", note);
     let note = "the most that was taken from a bursting one";
-    figures.add("taken_bursting", Figure::new(largest(taken("bursting")), "MiB", note));
+    figures.tell("taken_bursting", largest(taken("bursting")), "MiB", note);
     Ok(figures)
 }

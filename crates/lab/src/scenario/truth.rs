@@ -4,15 +4,7 @@
 //! that the tracer saw it touch, must be that array plus the little that kernel and program need.
 //! Then three workloads run with and without the tracer.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
+use super::prelude::*;
 use crate::truth::{Definition, Truth};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -21,7 +13,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     file: file!(),
     measures: &[measured::TRACER, measured::MEB],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -52,10 +43,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let plain = rate(context, workload, false)?;
         let traced = rate(context, workload, true)?;
         let name = workload.split(' ').next().unwrap_or_default().replace('-', "_");
-        figures.add(
-            &format!("slowdown_{name}"),
-            Figure::new(plain / traced, "x", format!("{plain:.0} ops/s become {traced:.0}")),
-        );
+        let note = format!("{plain:.0} ops/s become {traced:.0}");
+        figures.tell(&format!("slowdown_{name}"), plain / traced, "x", note);
     }
     Ok(figures)
 }

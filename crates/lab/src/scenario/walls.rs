@@ -16,22 +16,15 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
 
-use model::{Bytes, DedupSpec, Mode, PagesPerMs};
+use model::{DedupSpec, PagesPerMs};
 use sys::process::{Identity, children_of};
 
 use self::field::Field;
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::attack::Attacker;
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
 use crate::pinning;
-use crate::recording::{Recording, median};
+use crate::recording::Recording;
 use crate::remote_swap::{Disk, RemoteSwap};
 
 mod field;
@@ -60,7 +53,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "repository_mib" <= REPOSITORY_MOST_MIB => "MiB",
             "A repository stays small under nine attackers";
     },
-    rounds: 1,
     run,
 };
 
@@ -217,12 +209,9 @@ fn figures(
         "of `{WITNESS}` under attack to that in the quiet around it, the median of {}",
         each.join(", ")
     );
-    figures.add("speed", Figure::new(median(speeds.iter().copied()), "ratio", note));
-    #[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
-    figures.add(
-        "bad_bytes",
-        Figure::new(bad_bytes as f64, "B", "wrong bytes found by `verify` in both guests"),
-    );
+    figures.tell("speed", median(speeds.iter().copied()), "ratio", note);
+    let note = "wrong bytes found by `verify` in both guests";
+    figures.tell("bad_bytes", bad_bytes as f64, "B", note);
     let processes = [
         ("daemon_mib", "daemon"),
         ("disks_mib", "disks"),
@@ -231,14 +220,11 @@ fn figures(
     ];
     for (name, process) in processes {
         let mib = most.get(process).map_or(f64::NAN, |bytes| bytes.as_mib());
-        let note = "most resident under attack";
-        figures.add(name, Figure::new(mib, "MiB", note));
+        figures.tell(name, mib, "MiB", "most resident under attack");
     }
     let saw = seen.iter().map(|(name, last)| format!("{name}: {last}"));
     let note =
         format!("attackers that saw something; last: {}", saw.collect::<Vec<_>>().join("; "));
-    #[expect(clippy::cast_precision_loss, reason = "a handful")]
-    let count = Figure::new(seen.len() as f64, "count", note);
-    figures.add("attackers", count.target(Target::AtLeast(9.0)));
+    figures.check("attackers", seen.len() as f64, "count", note, Target::AtLeast(9.0));
     figures
 }

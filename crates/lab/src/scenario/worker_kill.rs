@@ -7,25 +7,12 @@
 //! of microseconds apart), or two hundred accesses of `random-array`. The same is measured before
 //! the first kill: a guest on a busy machine stands still at times for other reasons.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, GroupName, Mode};
+use model::GroupName;
 use sys::process::{Identity, Signal};
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::daemon::Daemon;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::progress::{self, Lines};
+use super::prelude::*;
+use crate::meb::progress::Lines;
 use crate::meb::workloads::cpu_of;
-use crate::random::Random;
-use crate::recording::Extremes;
-use crate::recording::median;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "worker-kill",
@@ -37,7 +24,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "The worker may be killed at any moment, and no byte is lost (50 kills)";
         "stall_ms_max" <= 100.0 => "ms", "Guests of a killed worker stand still for a moment only";
     },
-    rounds: 1,
     run,
 };
 
@@ -154,45 +140,23 @@ fn figures(
     let seconds = |gaps: &Gaps| {
         format!("longest that a guest stood still, of {} guest seconds", gaps.all().count())
     };
-    figures.add("stall_ms_max", Figure::new(killed.longest(), "ms", seconds(killed)));
-    figures.add(
-        "stall_ms_max_before",
-        Figure::new(
-            baseline.longest(),
-            "ms",
-            format!("the same without kills: {}", seconds(baseline)),
-        ),
-    );
+    figures.tell("stall_ms_max", killed.longest(), "ms", seconds(killed));
+    let note = format!("the same without kills: {}", seconds(baseline));
+    figures.tell("stall_ms_max_before", baseline.longest(), "ms", note);
     for (name, gaps) in [("stall_ms_median", killed), ("stall_ms_median_before", baseline)] {
         let note = "median over seconds of the longest in each second";
-        figures.add(name, Figure::new(median(gaps.all()), "ms", note));
+        figures.tell(name, median(gaps.all()), "ms", note);
     }
     let slowest = resumed_s.iter().copied().largest();
-    figures.add(
-        "resume_s_max",
-        Figure::new(
-            slowest,
-            "s",
-            "kill to a new worker that knows every guest's working set, worst",
-        )
-        .target(Target::AtMost(RESUME_LIMIT.as_secs_f64())),
-    );
-    figures.add(
-        "resume_s_median",
-        Figure::new(median(resumed_s.iter().copied()), "s", "the same, median"),
-    );
-    figures.add("bad_bytes", Figure::new(bad_bytes as f64, "B", "wrong bytes found by `verify`"));
+    let note = "kill to a new worker that knows every guest's working set, worst";
+    figures.check("resume_s_max", slowest, "s", note, Target::AtMost(RESUME_LIMIT.as_secs_f64()));
+    figures.tell("resume_s_median", median(resumed_s.iter().copied()), "s", "the same, median");
+    figures.tell("bad_bytes", bad_bytes as f64, "B", "wrong bytes found by `verify`");
     figures
 }
 
 fn page(killed: &Gaps) -> Page {
-    let line = |(name, gaps): &(String, Vec<(f64, f64)>)| Line {
-        name: name.clone(),
-        points: gaps.clone(),
-    };
-    let lines = killed.0.iter().map(line).collect();
-    let mut page = Page::default();
-    let chart = Chart { unit: "ms", across: "seconds", is_log: false, lines, marks: Vec::new() };
-    page.add("Longest standstill in each second, while the worker is killed", chart);
-    page
+    let line = |(name, gaps): &(String, Vec<(f64, f64)>)| Line::new(name, gaps.clone());
+    let chart = Chart::linear("ms", "seconds", killed.0.iter().map(line));
+    Page::of("Longest standstill in each second, while the worker is killed", chart)
 }

@@ -33,8 +33,8 @@ fn record(load_before: f64, rounds: &[f64]) -> RunRecord {
         sources: BTreeMap::new(),
     };
     let mut figures = crate::figures::Figures::new("s", "m".into(), 1, 1);
-    figures.add("f", crate::figures::Figure::of_rounds(rounds.to_vec(), "s", "n"));
-    RunRecord::of("s", run, &[figures]).unwrap()
+    figures.tell_rounds("f", rounds.to_vec(), "s", "n");
+    RunRecord::of("s", run, &figures).unwrap()
 }
 
 fn line(target: Option<Target>, record: Option<&RunRecord>, freshness: &Freshness) -> String {

@@ -48,11 +48,7 @@ fn speeds(rounds: &[Round]) -> Figures {
 const CLAIMED: [&str; 3] = ["speedup_mean", "speedup_zram_mean", "qos_mean"];
 
 fn met(figures: &Figures, name: &str) -> bool {
-    figures.get(name).unwrap().met()
-}
-
-fn value(figures: &Figures, name: &str) -> f64 {
-    figures.get(name).unwrap().value
+    figures.met(name)
 }
 
 /// `GOOD` with other speeds in one arm.
@@ -79,7 +75,7 @@ fn each_policy_is_set_against_both_baselines_and_against_enough_memory() {
         ("qos_suite_fair", 0.2),
     ];
     for (name, wanted) in expected {
-        assert!((value(&figures, name) - wanted).abs() < 1e-9, "{name} {}", value(&figures, name));
+        assert!((figures.value(name) - wanted).abs() < 1e-9, "{name} {}", figures.value(name));
     }
     for name in CLAIMED {
         assert!(met(&figures, name) && figures.get(name).unwrap().target.is_some(), "{name}");
@@ -101,7 +97,7 @@ fn the_median_of_the_rounds_means_counts() {
     let slow = with(BALANCE, &[10.0, 10.0]);
     let figures = speeds(&[slow, lucky, slow]);
     assert_eq!(figures.get("speedup_mean").unwrap().rounds.len(), 3);
-    assert!((value(&figures, "speedup_mean") - 1.0).abs() < 1e-9 && !met(&figures, "qos_mean"));
+    assert!((figures.value("speedup_mean") - 1.0).abs() < 1e-9 && !met(&figures, "qos_mean"));
 }
 
 #[test]

@@ -44,19 +44,18 @@ fn rounds(change: impl Fn(&mut Round)) -> Vec<Round> {
 }
 
 fn figures(rounds: &[Round]) -> Figures {
-    let mut figures = Figures::new(HOG.name, "m".into(), 1, 1);
-    add_hogs(&mut figures, rounds);
-    figures
+    Figures::invented(HOG.name, |figures| add_hogs(figures, rounds))
 }
 
 #[test]
 fn groups_are_set_against_none_and_hogs_take_something_only_without() {
     assert_eq!(BASE, good()[0].guests[0].memory_base);
     let figures = figures(&rounds(|_| ()));
-    let value = |name: &str| figures.get(name).unwrap().value;
-    assert!((value("mr_grp_vs_nogrp") - 1.5).abs() < 1e-9);
-    assert!(value("hog_taken_grp").abs() < 1e-9);
-    assert!((value("hog_taken_nogrp") - 20.0).abs() < 1e-9);
+    figures.assert_near(&[
+        ("mr_grp_vs_nogrp", 1.5),
+        ("hog_taken_grp", 0.0),
+        ("hog_taken_nogrp", 20.0),
+    ]);
     assert!(figures.passed(), "{}", figures.to_table());
 }
 
@@ -68,16 +67,16 @@ fn ways_that_are_swapped_and_one_slow_round_of_six_miss() {
         swapped.into_iter().map(|round| round.into_iter().map(swap).collect()).collect();
     let all = figures(&swapped);
     for name in ["mr_grp_vs_nogrp", "hog_taken_grp", "hog_taken_nogrp"] {
-        assert!(!all.get(name).unwrap().met(), "{name}");
+        assert!(!all.met(name), "{name}");
     }
     let slow = figures(&rounds(|round| round[0].group.speeds = vec![1.0; 6]));
-    assert!(!slow.get("mr_grp_vs_nogrp").unwrap().met());
+    assert!(!slow.met("mr_grp_vs_nogrp"));
 }
 
 #[test]
 fn the_least_that_hogs_take_misses() {
     let little = rounds(|round| round[1].group = course(15.0, 1, &round[1].guests));
-    assert!(!figures(&little).get("hog_taken_grp").unwrap().met());
+    assert!(!figures(&little).met("hog_taken_grp"));
 }
 
 #[test]
@@ -85,8 +84,8 @@ fn a_guest_that_is_missing_or_silent_or_was_not_read_is_no_number() {
     let silent = figures(&rounds(|round| round[2].group.speeds[0] = f64::NAN));
     let missing = figures(&rounds(|round| round[2].system.speeds.clear()));
     for figures in [silent, missing] {
-        assert!(figures.get("mr_grp_vs_nogrp").unwrap().value.is_nan());
+        assert!(figures.value("mr_grp_vs_nogrp").is_nan());
     }
     let unread = figures(&rounds(|round| round[0].group.ticks.clear()));
-    assert!(unread.get("hog_taken_grp").unwrap().value.is_nan());
+    assert!(unread.value("hog_taken_grp").is_nan());
 }

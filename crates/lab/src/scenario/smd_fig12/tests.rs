@@ -16,24 +16,20 @@ fn courses() -> Vec<Course> {
 }
 
 fn shares(courses: &[Course], checked: &[ScanSample]) -> Figures {
-    let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-    add_shares(&mut figures, courses, checked);
-    figures
-}
-
-fn value(figures: &Figures, name: &str) -> f64 {
-    figures.get(name).unwrap().value
+    Figures::invented(SCENARIO.name, |figures| add_shares(figures, courses, checked))
 }
 
 #[test]
 fn both_figures_are_of_what_can_be_shared_in_the_end() {
     let checked = course(&[(1.0, 100, 95), (90.0, 400, 400)]);
     let figures = shares(&courses(), &checked);
-    assert!((value(&figures, "code_shared_1s") - 0.95).abs() < 1e-9);
-    assert!((value(&figures, "code_shared_1s_dynamic") - 0.1).abs() < 1e-9);
-    assert!((value(&figures, "code_shared_1s_checked") - 0.2375).abs() < 1e-9);
-    assert!((value(&figures, "code_shared_least") - 0.95).abs() < 1e-9);
-    assert!((value(&figures, "shared_after_ksm") - 90.0).abs() < 1e-9);
+    figures.assert_near(&[
+        ("code_shared_1s", 0.95),
+        ("code_shared_1s_dynamic", 0.1),
+        ("code_shared_1s_checked", 0.2375),
+        ("code_shared_least", 0.95),
+        ("shared_after_ksm", 90.0),
+    ]);
 }
 
 #[test]
@@ -42,10 +38,10 @@ fn a_look_that_is_missing_or_saw_no_code_is_no_number() {
         let mut of_table = courses();
         of_table[0] = bad;
         let figures = shares(&of_table, &of_table[0]);
-        assert!(!figures.get("code_shared_1s").unwrap().met());
-        assert!(value(&figures, "code_shared_1s_checked").is_nan());
+        assert!(!figures.met("code_shared_1s"));
+        assert!(figures.value("code_shared_1s_checked").is_nan());
     }
-    assert!(value(&shares(&[], &[]), "code_shared_least").is_nan());
+    assert!(shares(&[], &[]).value("code_shared_least").is_nan());
 }
 
 #[test]
