@@ -38,9 +38,7 @@ pub fn run(
         while Instant::now() < end {
             worker.order(lab, order(random))?;
             for machine in lab.machines() {
-                if !machine.alive() {
-                    return Err(machine.death());
-                }
+                machine.ensure_alive()?;
                 beside(machine, random)?;
             }
             interrupt::sleep(between(REST_MS, random))?;

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::hosts::Hosts;
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
-use crate::machine::{Files, MachineSpec};
+use crate::machine::Files;
 use crate::metrics::{Follower, Newest};
 use crate::pool::{CONTROLLER, HOSTS, HostPool, PoolSettings};
 use crate::qmp::QmpLine;
@@ -150,10 +150,7 @@ pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Overloa
         "web --rate {RATE} --mb {CALM_MB} --burst {FACTOR}:{on}:{off} --burst-mb {BURST_MB}"
     );
     let given = if remedy == Remedy::Memory { PROMISED } else { GIVEN };
-    let guest = MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(GUEST, "pool", given, PROMISED, &load)
-    };
+    let guest = context.guest(GUEST, "pool", given, &load).up_to(PROMISED);
     let mut lab = Lab::start(&near, &context.provisions, &[swap.given_to(guest)])?;
     lab.wait_for("the guest to be open", LIMIT, |lab| {
         let newest = lab.machine(GUEST)?.last_metric();

@@ -92,9 +92,7 @@ impl Recording {
             let next = Instant::now() + Duration::from_secs(1);
             let case = case()?;
             for machine in lab.machines() {
-                if !machine.alive() {
-                    return Err(machine.death());
-                }
+                machine.ensure_alive()?;
                 let moment = self.moment(machine, case.as_ref());
                 self.guests.entry(machine.spec().name.clone()).or_default().push(moment);
             }
@@ -156,6 +154,14 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
         n if n % 2 == 1 => values[n / 2],
         n => f64::midpoint(values[n / 2 - 1], values[n / 2]),
     }
+}
+
+/// The mean of the values; NaN when there are none, or when one of them is NaN.
+#[must_use]
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let add = |(sum, count), value| (sum + value, count + 1.0);
+    let (sum, count) = values.into_iter().fold((0.0, 0.0), add);
+    sum / count
 }
 
 /// The ends of a list of numbers. Each is NaN when there are none, or when one of them is not

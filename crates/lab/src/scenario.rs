@@ -90,7 +90,7 @@ mod prelude {
     pub(super) use crate::meb::progress;
     pub(super) use crate::memory_group::MemoryGroup;
     pub(super) use crate::random::Random;
-    pub(super) use crate::recording::{Extremes, median};
+    pub(super) use crate::recording::{Extremes, mean, median};
     pub(super) use crate::worker_process::{Wanted, WorkerProcess};
     pub(super) use crate::zram::Zram;
     pub(super) use crate::{fleet, interrupt};
@@ -99,9 +99,12 @@ mod prelude {
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
+use model::Bytes;
+
 use crate::evidence::claim::Claim;
 use crate::figures::Figures;
-use crate::lab::{LabError, Provisions};
+use crate::lab::{Lab, LabError, Provisions};
+use crate::machine::MachineSpec;
 
 /// The parameters of a scenario's run.
 #[derive(Debug)]
@@ -132,6 +135,19 @@ impl Context {
     /// An empty set of figures, with the machine that the scenario runs on.
     pub fn figures(&self, scenario: &str, runs: u32) -> Figures {
         Figures::new(scenario, self.machine(), self.seed, runs)
+    }
+
+    /// A guest that has all its memory from the beginning, and the scenario's seed.
+    pub fn guest(&self, name: &str, group: &str, memory: Bytes, workload: &str) -> MachineSpec {
+        MachineSpec { seed: self.seed, ..MachineSpec::new(name, group, memory, memory, workload) }
+    }
+
+    /// Starts these guests, and returns when all are up.
+    ///
+    /// # Errors
+    /// As for [`Lab::start`].
+    pub fn start(&self, guests: &[MachineSpec]) -> Result<Lab, LabError> {
+        Lab::start(&self.dir, &self.provisions, guests)
     }
 
     /// Prints progress for the user.

@@ -32,9 +32,7 @@ pub fn order(machine: &Machine, steps: &str, limit: Duration) -> Result<f64, Lab
     disk.write_all_at(format!("{:<60}\n", format!("{number} {steps}\n")).as_bytes(), 0)?;
     let until = Instant::now() + limit;
     while machine.reported("phase") < number {
-        if !machine.alive() {
-            return Err(machine.death());
-        }
+        machine.ensure_alive()?;
         if Instant::now() > until {
             let what = format!("{} to carry out {steps:?}", machine.spec().name);
             return Err(LabError::Timeout { what, limit });

@@ -108,7 +108,7 @@ pub fn stand_in(
         }
         Ok(())
     })?;
-    let left = staged(process.pid).map_err(std::io::Error::other)?;
+    let left = staged(process.pid)?;
     let words = stand_in.errors();
     let report = stand_in.finish()?;
     Ok(StressResult { report, words, toll, left })

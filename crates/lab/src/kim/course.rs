@@ -9,11 +9,12 @@ use policy::Case;
 use sys::cpu_time::CpuTime;
 
 use super::setting::Setting;
+use crate::chart::Line;
 use crate::daemon::Daemon;
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
-use crate::meb::progress::{self, Line};
+use crate::meb::progress;
 use crate::scenario::Context;
 
 /// Timeout for guests to fill their memory, partly into a slow swap.
@@ -45,7 +46,7 @@ pub struct Tick {
 }
 
 /// Runs fresh guests under `setting` for `window`, or until the work of all has ended. The window
-/// begins when the guests have run for `warm_up` under the setting.
+/// begins when the guests have run for `warm_up` under the setting. Tells the result.
 ///
 /// # Errors
 /// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
@@ -56,7 +57,9 @@ pub fn run(
     warm_up: Duration,
     window: Duration,
 ) -> Result<SharingRun, LabError> {
-    follow(Lab::start(&context.dir, &context.provisions, mix)?, setting, warm_up, window)
+    let course = follow(context.start(mix)?, setting, warm_up, window)?;
+    context.say(&course.in_words());
+    Ok(course)
 }
 
 /// [`run`] with guests that have just been started.
@@ -71,19 +74,17 @@ pub fn follow(
 ) -> Result<SharingRun, LabError> {
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let began = Instant::now();
-    let (mut first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);
+    let (mut first, cpu) = (lines(&lab), CpuTime::read()?);
     let daemon = setting.daemon.map(|settings| Daemon::start(&mut lab, settings)).transpose()?;
     let mut ticks: Vec<Tick> = Vec::new();
     let (mut is_warm, end) = (warm_up.is_zero(), warm_up + window);
-    let has_ended = |line: Option<Line>| line.is_some_and(|line| line.has_ended());
+    let has_ended = |line: Option<progress::Line>| line.is_some_and(|line| line.has_ended());
     while began.elapsed() < end && !lines(&lab).into_iter().all(has_ended) {
         if !is_warm && began.elapsed() >= warm_up {
             (first, is_warm) = (lines(&lab), true);
         }
         let next = Instant::now() + TICK;
-        if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
-            return Err(dead.death());
-        }
+        lab.ensure_alive()?;
         for (first, newest) in first.iter_mut().zip(lines(&lab)) {
             if in_first_phase(first.as_ref()) && !in_first_phase(newest.as_ref()) {
                 *first = newest;
@@ -97,11 +98,12 @@ pub fn follow(
         let left = end.saturating_sub(began.elapsed());
         interrupt::sleep(next.saturating_duration_since(Instant::now()).min(left))?;
     }
-    let now = CpuTime::read().map_err(std::io::Error::other)?;
-    let speed = |(first, last): (Option<Line>, Option<Line>)| match (first, last) {
-        (Some(first), Some(last)) => last.rate_since(&first),
-        _ => f64::NAN,
-    };
+    let now = CpuTime::read()?;
+    let speed =
+        |(first, last): (Option<progress::Line>, Option<progress::Line>)| match (first, last) {
+            (Some(first), Some(last)) => last.rate_since(&first),
+            _ => f64::NAN,
+        };
     let speeds = first.into_iter().zip(lines(&lab)).map(speed).collect();
     lab.stop()?;
     let cpu_busy = now.busy_since(cpu).map_or(f64::NAN, f64::from);
@@ -109,16 +111,27 @@ pub fn follow(
 }
 
 /// The newest line of each guest.
-fn lines(lab: &Lab) -> Vec<Option<Line>> {
-    lab.machines().iter().map(Line::newest).collect()
+fn lines(lab: &Lab) -> Vec<Option<progress::Line>> {
+    lab.machines().iter().map(progress::Line::newest).collect()
 }
 
 /// Whether a guest works in phases and is in its first one.
-fn in_first_phase(line: Option<&Line>) -> bool {
+fn in_first_phase(line: Option<&progress::Line>) -> bool {
     line.and_then(|line| line.number("phase")) == Some(0.0)
 }
 
 impl SharingRun {
+    /// The speed of the guest at this place of the mix; NaN when there is none.
+    #[must_use]
+    pub fn speed(&self, guest: usize) -> f64 {
+        self.speeds.get(guest).copied().unwrap_or(f64::NAN)
+    }
+
+    /// A line of a plot, of the ticks at which there is a value.
+    pub fn line(&self, name: &str, value: impl Fn(&Tick) -> Option<f64>) -> Line {
+        Line::new(name, self.ticks.iter().filter_map(|tick| Some((tick.at_s, value(tick)?))))
+    }
+
     /// Major faults of all guests while the daemon ran, by its readings, from the first tick that
     /// has all of them on; NaN when the last one lacks a guest.
     #[must_use]
@@ -226,6 +239,12 @@ impl Tick {
     pub fn swapped_mib(&self, vm: &str) -> Option<f64> {
         let stats = self.case.view.vms.get(&VmName::from(vm))?.stats?.value;
         Some(stats.swap_in?.plus(stats.swap_out?).as_mib())
+    }
+
+    /// Memory that these guests may use together; `None`: not known of all.
+    #[must_use]
+    pub fn allocated_to_all_mib(&self, guests: &[String]) -> Option<f64> {
+        guests.iter().map(|guest| self.allocated_mib(guest)).sum()
     }
 
     /// Memory that a guest may use: the size of its balloon.

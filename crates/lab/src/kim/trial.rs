@@ -62,9 +62,7 @@ impl Trial {
                 let guests = jobs::group(GROUP, &mix.jobs, context.seed);
                 let run = |setting: &Setting| {
                     context.say(&format!("round {round}: {} under {} ...", mix.name, setting.name));
-                    let course = course::run(context, &guests, setting, Duration::ZERO, window)?;
-                    context.say(&course.in_words());
-                    Ok(course)
+                    course::run(context, &guests, setting, Duration::ZERO, window)
                 };
                 of_mixes.push(in_turn(round, &trial.settings, run)?);
             }

@@ -22,18 +22,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use model::{Bytes, ColdSpec, Mode, Policy};
-use sys::memory_of::Overhead;
 
 use crate::daemon::DaemonSettings;
 use crate::figures::{Figure, Figures};
 use crate::kim::course::{self, SharingRun};
 use crate::kim::setting::Setting;
 use crate::kim::trial::geometric_mean;
-use crate::lab::{Lab, LabError};
+use crate::lab::LabError;
 use crate::machine::MachineSpec;
 use crate::meb::progress;
 use crate::memory_group::MemoryGroup;
-use crate::recording::{Extremes, median};
+use crate::recording::{Extremes, mean, median};
 use crate::scenario::Context;
 use crate::zram::Zram;
 
@@ -157,12 +156,10 @@ impl Table {
         let all: Bytes = self.members.iter().map(|member| member.high).sum();
         let has_zram = matches!(way, BalanceArm::Under(_) | BalanceArm::SameSwap);
         let _swap = has_zram.then(|| Zram::new(all)).transpose()?;
-        let course = match way {
-            BalanceArm::SameSwap => self.held(context, guests, &setting)?,
-            _ => course::run(context, &guests, &setting, warm_up, self.window)?,
-        };
-        context.say(&course.in_words());
-        Ok(course)
+        match way {
+            BalanceArm::SameSwap => self.held(context, guests, &setting),
+            _ => course::run(context, &guests, &setting, warm_up, self.window),
+        }
     }
 
     /// A course in which the host pages out what each guest holds above its initial memory.
@@ -178,17 +175,16 @@ impl Table {
             guest.cgroup = Some(group.dir().to_owned());
             groups.push(group);
         }
-        let lab = Lab::start(&context.dir, &context.provisions, &guests)?;
+        let lab = context.start(&guests)?;
         progress::wait_until_working(&lab, FILL_LIMIT)?;
         let mut held = Vec::new();
         for ((machine, group), member) in lab.machines().iter().zip(&groups).zip(self.members) {
             // QEMU's own memory, and its page tables, are not the guest's.
-            let measured = Overhead::measure(machine.process().pid, &[member.high]);
-            let guest = measured.map_err(std::io::Error::other)?.guest;
+            let guest = machine.overhead()?.guest;
             held.push((group, group.usage()?.plus(member.initial).minus(guest)));
         }
         let has_ended = AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        let course = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !has_ended.load(Ordering::Relaxed) {
                     for (group, most) in &held {
@@ -201,7 +197,9 @@ impl Table {
             });
             let _end = AtEnd(&has_ended);
             course::follow(lab, setting, self.warm_up(BalanceArm::SameSwap), self.window)
-        })
+        })?;
+        context.say(&course.in_words());
+        Ok(course)
     }
 
     fn warm_up(&self, way: BalanceArm) -> Duration {
@@ -259,12 +257,9 @@ impl BalanceResult {
     /// The ratio of each guest's speed under `one` to its speed under `other`, by round and guest;
     /// NaN where one of both is missing.
     fn ratios(&self, one: BalanceArm, other: BalanceArm) -> Vec<Vec<f64>> {
-        let speed = |course: &SharingRun, guest: usize| {
-            course.speeds.get(guest).copied().unwrap_or(f64::NAN)
-        };
         let of = |(one, other): (&SharingRun, &SharingRun)| {
             let guests = 0..self.table.members.len();
-            guests.map(|guest| speed(one, guest) / speed(other, guest)).collect()
+            guests.map(|guest| one.speed(guest) / other.speed(guest)).collect()
         };
         self.courses(one).into_iter().zip(self.courses(other)).map(of).collect()
     }
@@ -289,7 +284,7 @@ impl BalanceResult {
                     let figure = Figure::of_rounds(each, "ratio", note);
                     figures.add(&format!("{kind}_{}{end}", member.name), figure);
                 }
-                let mean = |guests: &Vec<f64>| guests.iter().sum::<f64>() / guests.len() as f64;
+                let mean = |guests: &Vec<f64>| mean(guests.iter().copied());
                 let means = rounds.iter().map(mean).collect();
                 let geometric = rounds.iter().map(|guests| geometric_mean(guests.iter().copied()));
                 let note = format!(

@@ -82,9 +82,7 @@ impl Lines {
     /// When a guest is dead.
     pub fn look(&mut self, lab: &Lab) -> Result<(), LabError> {
         for (machine, lines) in lab.machines().iter().zip(&mut self.of) {
-            if !machine.alive() {
-                return Err(machine.death());
-            }
+            machine.ensure_alive()?;
             let newest = Line::newest(machine);
             lines.extend(newest.filter(|line| lines.last().is_none_or(|l| l.t_s < line.t_s)));
         }
@@ -134,6 +132,12 @@ impl Lines {
         self.of.get(index).map_or(&[], Vec::as_slice)
     }
 
+    /// Operations per second of one guest over all its lines; NaN when there are fewer than two.
+    #[must_use]
+    pub fn rate(&self, index: usize) -> f64 {
+        rate(self.guest(index))
+    }
+
     /// The least number of lines that a guest has written.
     #[must_use]
     pub fn fewest(&self) -> usize {
@@ -161,11 +165,15 @@ pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabE
     let limit = LINE_LIMIT + Duration::from_secs((beginning + lines) as u64);
     let enough = 1 + beginning + lines;
     seen.look_until(lab, "the guests to report", limit, |seen| seen.fewest() >= enough)?;
-    let rate = |place| match seen.guest(place).get(beginning..) {
-        Some([first, .., last]) => last.rate_since(first),
+    let after = |lines: &Vec<Line>| rate(lines.get(beginning..).unwrap_or_default());
+    Ok(seen.of.iter().map(after).collect())
+}
+
+fn rate(lines: &[Line]) -> f64 {
+    match lines {
+        [first, .., last] => last.rate_since(first),
         _ => f64::NAN,
-    };
-    Ok((0..lab.machines().len()).map(rate).collect())
+    }
 }
 
 /// The text that a guest's init prints when its workload has ended.

@@ -12,9 +12,7 @@
 //! Left out: guests in huge pages, of which tracking samples a part of the blocks, and KVM. The
 //! virtual host covers both.
 
-use super::meb_accuracy::{
-    AccuracySource, OUT, Row, ZRAM, add_all, add_out, compare_all, mean, page,
-};
+use super::meb_accuracy::{AccuracySource, OUT, Row, ZRAM, add_all, add_out, compare_all, page};
 use super::prelude::*;
 use crate::meb::watch::{Watch, wait_until_tracked};
 use crate::meb::workloads::{ALL, Workload};
@@ -83,7 +81,7 @@ fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabE
         AccuracySource::Outside.guest(workload, place, context.seed)
     };
     let specs: Vec<_> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut pairs = vec![Pairs::default(); specs.len()];
     let rates = |lab: &Lab| progress::rates(lab, BEGINNING, WINDOW);

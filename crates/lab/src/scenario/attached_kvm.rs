@@ -91,12 +91,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
     let group = MemoryGroup::new(SCENARIO.name)?;
     let spec = MachineSpec {
-        seed: context.seed,
         small_pages,
-        cgroup: Some(group.dir().to_owned()),
-        ..MachineSpec::new("guest", "attached", MEMORY, MEMORY, WORKLOAD)
+        ..context.guest("guest", "attached", MEMORY, WORKLOAD).in_cgroup(group.dir())
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start(&[spec])?;
     lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= VERIFIED.as_mib()))
     })?;
@@ -111,10 +109,9 @@ fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
     let working_set = tracking.and_then(|it| it.working_set).unwrap_or_default();
     let vcpu_share = tracking.map_or(f64::NAN, |it| it.cost.vcpu_share);
     let huge_kept = huge(machine)?.as_mib() / huge_before.as_mib();
-    let Overhead { own, guest, .. } =
-        Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
+    let Overhead { own, guest, .. } = machine.overhead()?;
     watch.hold(guest.percent(50), own);
-    let swapped = || Counters::of(pid).map(|now| now.swapped).map_err(std::io::Error::other);
+    let swapped = || Counters::of(pid).map(|now| now.swapped);
     let most_of_half = guest.percent(40);
     lab.wait_for(
         "half of the guest to be paged out",
@@ -131,6 +128,6 @@ fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
 
 /// The guest's memory in huge pages.
 fn huge(machine: &Machine) -> Result<Bytes, LabError> {
-    let pieces = private_pieces(machine.process().pid).map_err(std::io::Error::other)?;
+    let pieces = private_pieces(machine.process().pid)?;
     Ok(pieces.iter().map(|piece| piece.huge).sum())
 }

@@ -47,14 +47,13 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     let _zram = Zram::new(SWAP)?;
     let spec = MachineSpec {
-        seed: context.seed,
         reporting_order: None,
-        ..MachineSpec::new("large", "attached", MEMORY, MEMORY, WORKLOAD)
+        ..context.guest("large", "attached", MEMORY, WORKLOAD)
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start(&[spec])?;
     context.say("14 GiB are filled, then 2 GiB touched ...");
     let pid = lab.machine("large")?.process().pid;
-    let counters = || Counters::of(pid).map_err(std::io::Error::other);
+    let counters = || Counters::of(pid);
     lab.wait_for(
         "the guest to have filled its memory, and to be back at 2 GiB",
         FILL_LIMIT,
@@ -92,7 +91,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     figures.tell("prober_cpu", cpu, "CPU", "the prober's own part");
 
     context.say("all but 4 GiB are paged out ...");
-    let overhead = Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
+    let overhead = lab.machines()[0].overhead()?;
     let began = Instant::now();
     watch.hold(KEPT, overhead.own);
     // Resident memory is the criterion: from Linux 6.12 on, a split of a huge page drops its pages

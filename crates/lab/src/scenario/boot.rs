@@ -21,12 +21,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const REPORT_LIMIT: Duration = Duration::from_secs(120);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let spec = |name, group| MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(name, group, Bytes::mib(128), Bytes::mib(256), "idle")
-    };
-    let mut lab =
-        Lab::start(&context.dir, &context.provisions, &[spec("a", "left"), spec("b", "right")])?;
+    let spec =
+        |name, group| context.guest(name, group, Bytes::mib(128), "idle").up_to(Bytes::mib(256));
+    let mut lab = context.start(&[spec("a", "left"), spec("b", "right")])?;
     lab.wait_for("a report of both guests", REPORT_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.last_metric().is_some()))
     })?;

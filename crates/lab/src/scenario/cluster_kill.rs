@@ -76,8 +76,7 @@ struct WatchedGuest {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut random = Random::new(context.seed);
     let (base, max) = (Bytes::mib(128), Bytes::mib(256));
-    let spec =
-        MachineSpec { shim: true, ..MachineSpec::new(GUEST, "pool", base, max, "verify --mb 112") };
+    let spec = MachineSpec::new(GUEST, "pool", base, max, "verify --mb 112").with_shim(true);
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
     context.make_dir()?;
     let disk = Disk { size: max, read_delay_us: 0, lent: max, cache: false };

@@ -164,18 +164,18 @@ impl KeptMemory {
     fn start(context: &Context, command: &str, way: ChoiceArm) -> Result<Self, LabError> {
         let group = MemoryGroup::new("choice")?;
         let guest = MachineSpec {
-            seed: context.seed,
-            shim: way == ChoiceArm::Ours,
-            cgroup: Some(group.dir().to_owned()),
             // All ways move single pages; huge pages would have to be split first.
             kernel_options: "transparent_hugepage=never".to_owned(),
-            ..MachineSpec::new("guest", "choice", RAM, RAM, command)
+            ..context
+                .guest("guest", "choice", RAM, command)
+                .with_shim(way == ChoiceArm::Ours)
+                .in_cgroup(group.dir())
         };
         let guest = match way {
             ChoiceArm::Balloon => guest.with_swap(GUEST_SWAP, None),
             ChoiceArm::Ours | ChoiceArm::Attached | ChoiceArm::Kernel => guest,
         };
-        let lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
+        let lab = context.start(&[guest])?;
         let worker = way.has_worker().then(|| WorkerProcess::start("choice")).transpose()?;
         Ok(Self { way, worker, lab, group })
     }
@@ -192,7 +192,7 @@ impl KeptMemory {
         let mut lines = Lines::of(&self.lab);
         interrupt::sleep(BEFORE / 3)?;
         lines.look_for(&self.lab, BEFORE * 2 / 3)?;
-        let speed_before = speed(&lines);
+        let speed_before = lines.rate(0);
         let wanted = match wanted {
             Some(wanted) => wanted,
             None => self.memory()?.0.percent(KEPT),
@@ -208,7 +208,7 @@ impl KeptMemory {
             kept_mib,
             misses: per_s(after.misses, before.misses),
             read_mib: per_s(after.read_mib, before.read_mib),
-            speed: speed(&lines),
+            speed: lines.rate(0),
             speed_before,
             cost: self.cost(),
         };
@@ -226,8 +226,7 @@ impl KeptMemory {
     /// Resident memory of the guest, and QEMU's own. Pages that the kernel has read ahead, and
     /// that no process has mapped yet, count as the guest's.
     fn memory(&self) -> Result<(Bytes, Bytes), LabError> {
-        let pid = self.machine().process().pid;
-        let measured = Overhead::measure(pid, &[RAM]).map_err(io::Error::other)?;
+        let measured = self.machine().overhead()?;
         Ok((measured.guest.plus(self.group.unmapped()?), measured.own))
     }
 
@@ -302,14 +301,6 @@ impl KeptMemory {
     }
 }
 
-/// Operations per second by the guest's clock.
-fn speed(lines: &Lines) -> f64 {
-    match lines.guest(0) {
-        [first, .., last] => last.rate_since(first),
-        _ => f64::NAN,
-    }
-}
-
 impl ChoiceRun {
     /// Misses for each million of operations.
     fn misses_per_million(&self) -> f64 {
@@ -337,7 +328,7 @@ fn add_figures(figures: &mut Figures, rows: &[(&str, Vec<ChoiceRun>)]) {
     let over = |of: fn(&ChoiceRun) -> f64, one: usize, other: usize| {
         let at = |courses: &[ChoiceRun], way: usize| courses.get(way).map_or(f64::NAN, of);
         let ratios = rows.iter().map(|(_, courses)| at(courses, one) / at(courses, other));
-        ratios.sum::<f64>() / rows.len() as f64
+        mean(ratios)
     };
     let [ours, attached, kernel, balloon] = [0, 1, 2, 3];
     for (name, one, other) in [

@@ -81,17 +81,14 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
     let group = MemoryGroup::new("circles")?;
     let guest = |(name, command): (&str, &str)| MachineSpec {
-        seed: context.seed,
         small_pages: true,
-        cgroup: Some(group.dir().to_owned()),
-        ..MachineSpec::new(name, "circles", RAM, RAM, command)
+        ..context.guest(name, "circles", RAM, command).in_cgroup(group.dir())
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &GUESTS.map(guest))?;
+    let mut lab = context.start(&GUESTS.map(guest))?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut held = Bytes::ZERO;
     for machine in lab.machines() {
-        let measured = Overhead::measure(machine.process().pid, &[RAM]);
-        held = held.plus(measured.map_err(std::io::Error::other)?.guest);
+        held = held.plus(machine.overhead()?.guest);
     }
     let kept = held.percent(KEPT);
     group.set_limit(group.usage()?.minus(held.minus(kept)))?;
@@ -113,12 +110,8 @@ fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
     lines.clear();
     let (swapped, system) = (Swapped::read()?, system_s()?);
     lines.look_for(&lab, MEASURED)?;
-    let speed = |place| match lines.guest(place) {
-        [first, .., last] => last.rate_since(first),
-        _ => f64::NAN,
-    };
     let course = PagingRun {
-        speeds: (0..GUESTS.len()).map(speed).collect(),
+        speeds: (0..GUESTS.len()).map(|place| lines.rate(place)).collect(),
         system_s: system_s()? - system,
         read_mib_s: (Swapped::read()?.in_mib - swapped.in_mib) / MEASURED.as_secs_f64(),
         memory: group.usage()?,
@@ -158,13 +151,10 @@ impl PagingRun {
     }
 }
 
-fn mean(courses: &[PagingRun], of: impl Fn(&PagingRun) -> f64) -> f64 {
-    courses.iter().map(of).sum::<f64>() / courses.len() as f64
-}
-
 fn figures(context: &Context, kernel: &[PagingRun], ours: &[PagingRun]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, ROUNDS);
-    let ratio = |of: &dyn Fn(&PagingRun) -> f64| mean(ours, of) / mean(kernel, of);
+    let ratio =
+        |of: &dyn Fn(&PagingRun) -> f64| mean(ours.iter().map(of)) / mean(kernel.iter().map(of));
     for (place, (name, _)) in GUESTS.iter().enumerate() {
         let value = ratio(&|course| course.speeds[place]);
         let note = "work with our paging, to that with the kernel's own";
@@ -175,9 +165,9 @@ fn figures(context: &Context, kernel: &[PagingRun], ours: &[PagingRun]) -> Figur
     let note = "memory of the guests' cgroup, ours to that with the kernel's own";
     figures.tell("memory", ratio(&|course| course.memory.as_mib()), "ratio", note);
     for (name, courses) in [("kernel", kernel), ("ours", ours)] {
-        let value = mean(courses, |course| course.read_mib_s);
+        let value = mean(courses.iter().map(|course| course.read_mib_s));
         figures.tell(&format!("read_{name}"), value, "MiB/s", "read back");
-        let value = mean(courses, |course| course.bad_bytes as f64);
+        let value = mean(courses.iter().map(|course| course.bad_bytes as f64));
         figures.check(&format!("bad_bytes_{name}"), value, "B", "wrong bytes", Target::Equals(0.0));
     }
     figures

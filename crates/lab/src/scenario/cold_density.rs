@@ -210,10 +210,11 @@ fn guest(
     let name = format!("{}-{}", kind.name, number / MIX.len() + 1);
     let work = format!("{} --rate {}", kind.work, kind.rate);
     MachineSpec {
-        seed: context.seed + number as u64,
-        shim: way == DensityArm::Overbook,
         cgroup: host.map(|host| host.dir().to_owned()),
-        ..MachineSpec::new(&name, GROUP, RAM, RAM, &work)
+        ..context
+            .guest(&name, GROUP, RAM, &work)
+            .seeded(number as u64)
+            .with_shim(way == DensityArm::Overbook)
             .with_debian(programs.debian())
             .with_swap(GUEST_SWAP, Some(READS_PER_S))
     }
@@ -236,7 +237,7 @@ fn course(
     let host = SmallHost::new("density", HOST)?;
     let spec = |number| guest(context, programs, number, way, Some(&host));
     let first: Vec<MachineSpec> = (0..FIRST).map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &first)?;
+    let mut lab = context.start(&first)?;
     let at = DensityStep { way, host: &host, disk: disk.as_ref() };
     let daemon =
         (way == DensityArm::Overbook).then(|| at.manage(programs, &mut lab)).transpose()?;
@@ -294,7 +295,7 @@ fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage
     let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1))?;
     let spec = |number| guest(context, programs, number, DensityArm::Plain, Some(&host));
     let specs: Vec<MachineSpec> = (0..count).map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let at = DensityStep { way: DensityArm::Plain, host: &host, disk: None };
     if !at.wait_until_working(&lab)? {
         let what = "the control's guests to work".to_owned();
@@ -310,7 +311,7 @@ fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage
 /// The usual size of zswap's pool, a fifth of the host's memory, as a percentage of the machine's
 /// memory; at least one.
 fn usual_pool() -> Result<u64, LabError> {
-    let total = MemInfo::read().map_err(std::io::Error::other)?.total;
+    let total = MemInfo::read()?.total;
     Ok((HOST.share(20, total.0).0).max(1))
 }
 
@@ -394,7 +395,7 @@ impl DensityStep<'_> {
 
     fn window(&self, lab: &Lab) -> Result<Stage, LabError> {
         let machines = lab.machines();
-        let cpu = CpuTime::read().map_err(std::io::Error::other)?;
+        let cpu = CpuTime::read()?;
         let before: Vec<Option<Line>> = machines.iter().map(Line::newest).collect();
         self.wait(lab, WINDOW)?;
         let losses: Vec<f64> = machines
@@ -405,12 +406,12 @@ impl DensityStep<'_> {
                 loss(machine, before.as_ref(), MIX[number % MIX.len()].rate)
             })
             .collect();
-        let of_kind = |kind: usize| mean(losses.iter().skip(kind).step_by(MIX.len()));
-        let now = CpuTime::read().map_err(std::io::Error::other)?;
+        let of_kind = |kind: usize| mean(losses.iter().copied().skip(kind).step_by(MIX.len()));
+        let now = CpuTime::read()?;
         Ok(Stage {
             guests: machines.len(),
             worst: losses.iter().copied().largest(),
-            loss: mean(losses.iter()),
+            loss: mean(losses.iter().copied()),
             of_kinds: std::array::from_fn(of_kind),
             cpu_busy: now.busy_since(cpu).map_or(f64::NAN, f64::from),
             look: self.host.latest(),
@@ -437,11 +438,6 @@ fn loss(machine: &Machine, before: Option<&Line>, rate: f64) -> f64 {
 
 fn lost(done: f64, seconds: f64, rate: f64) -> f64 {
     if seconds > 0.0 { (1.0 - done / (rate * seconds)).clamp(0.0, 1.0) } else { 1.0 }
-}
-
-fn mean<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
 }
 
 impl Stage {

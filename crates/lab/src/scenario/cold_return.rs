@@ -122,11 +122,11 @@ fn measure(context: &Context, way: ReturnArm) -> Result<Sweeps, LabError> {
         ReturnArm::Guest(iops) => guest.with_swap(GUEST_SWAP, iops),
         ReturnArm::Ours | ReturnArm::Kernel => guest,
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
+    let mut lab = context.start(&[guest])?;
     let mut sweeps = Sweeps { woken: Vec::new(), usual: Vec::new() };
     let mut worker = None;
     let pid = lab.machines()[0].process().pid;
-    let own = Overhead::measure(pid, &[RAM]).map_err(std::io::Error::other)?.own;
+    let own = lab.machines()[0].overhead()?.own;
     let mut done = next_sweep(&lab, 0)?.0;
     for _ in 0..ROUNDS {
         // A pager leaves blocks alone that came back, and a new one knows of none.
@@ -139,7 +139,7 @@ fn measure(context: &Context, way: ReturnArm) -> Result<Sweeps, LabError> {
         // A sweep that finds all in memory, and then one that does not.
         let (count, took) = next_sweep(&lab, done)?;
         sweeps.usual.push(took);
-        let before = Counters::of(pid).map_err(std::io::Error::other)?;
+        let before = Counters::of(pid)?;
         match (way, &mut worker, &group) {
             (ReturnArm::Ours, Some(worker), _) => {
                 let resident = before.anonymous.minus(own).minus(Bytes::mib(MIB));
@@ -201,7 +201,7 @@ fn next_sweep(lab: &Lab, done: u64) -> Result<(u64, f64), LabError> {
 
 /// Whether the host has paged out the memory.
 fn is_out(pid: u32, before: Counters) -> Result<bool, LabError> {
-    let now = Counters::of(pid).map_err(std::io::Error::other)?;
+    let now = Counters::of(pid)?;
     Ok(now.swapped.minus(before.swapped) >= NEARLY)
 }
 

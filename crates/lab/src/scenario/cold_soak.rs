@@ -53,22 +53,18 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
     let zram = Zram::new(ZRAM)?;
     let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
         vcpus: 2,
         data_disk: Some(DISK),
         data_direct: Some(Direct { native: true, iops: DISK_IOPS }),
-        ..MachineSpec::new(name, "soak", MEMORY, MEMORY, workload)
+        ..context.guest(name, "soak", MEMORY, workload).with_shim(true)
     };
     let specs = [
         guest("slow", "verify --mb 128 --rate 8 --disk /dev/data --disk-mb 64"),
         guest("fast", "verify --mb 96 --disk /dev/data --disk-mb 64"),
         guest("frees", "verify --mb 128 --breathe 20"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(&specs)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     let toll = soak(context, &lab, length)?;
     let left = release(&lab)?;
     let bad_bytes = fleet::bad_bytes(&lab)?;
@@ -104,9 +100,8 @@ fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<ColdSoakCounts
 /// The QEMUs' own memory, without their guests' RAM: the least of all, since one order is for
 /// all.
 fn own(lab: &Lab) -> Result<Bytes, LabError> {
-    let of = |pid| Overhead::measure(pid, &[MEMORY]).map(|overhead| overhead.own);
-    let all = lab.machines().iter().map(|machine| of(machine.process().pid));
-    let all: Vec<Bytes> = all.collect::<Result<_, _>>().map_err(std::io::Error::other)?;
+    let all = lab.machines().iter().map(|machine| Ok(machine.overhead()?.own));
+    let all: Vec<Bytes> = all.collect::<Result<_, LabError>>()?;
     Ok(all.into_iter().min().unwrap_or_default())
 }
 
@@ -121,9 +116,7 @@ fn release(lab: &Lab) -> Result<Bytes, LabError> {
     })?;
     worker.order(lab, Wanted::default())?;
     worker.end()?;
-    let out = |pid| Counters::of(pid).map(|counters| counters.swapped);
-    let all = lab.machines().iter().map(|machine| out(machine.process().pid));
-    Ok(all.sum::<Result<Bytes, _>>().map_err(std::io::Error::other)?)
+    lab.pids().into_iter().map(|pid| Ok(Counters::of(pid)?.swapped)).sum()
 }
 
 impl ColdSoakCounts {

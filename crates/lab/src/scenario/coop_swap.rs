@@ -82,14 +82,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 fn course(context: &Context, disk: Disk) -> Result<SwapFigures, LabError> {
     let swap = RemoteSwap::start(&context.dir.with_extension("swap"), GUEST, disk)?;
-    let guest = MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(GUEST, "swapping", MEMORY, MEMORY, WORKLOAD)
-    };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
-    lab.wait_for("the guest to have its array", FILL_LIMIT, |lab| {
-        Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
-    })?;
+    let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD);
+    let mut lab = context.start(&[swap.given_to(guest)])?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     interrupt::sleep(SETTLE)?;
     let before = swap.status().unwrap_or_default();
     let mut rates = Vec::new();

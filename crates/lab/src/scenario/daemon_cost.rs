@@ -127,9 +127,7 @@ fn measure(
     }
     let cpu = usage(&daemon, &mut workers)?.cpu.saturating_sub(before);
     let workers_cpu = workers_cpu(&daemon)?.saturating_sub(workers_before);
-    if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
-        return Err(dead.death());
-    }
+    lab.ensure_alive()?;
     let on = parts_on(&daemon.case()?.view);
     lab.stop()?;
     Ok(DaemonCost { end, cpu, workers_cpu, resident_mb, on })

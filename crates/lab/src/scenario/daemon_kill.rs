@@ -103,7 +103,7 @@ fn wait_for_workers(lab: &Lab, daemon: &Daemon, groups: usize) -> Result<(), Lab
 fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabError> {
     let mut random = Random::new(context.seed);
     let fleet = fleet::quickstart(context.seed);
-    let mut lab = Lab::start(&context.dir, &context.provisions, &fleet)?;
+    let mut lab = context.start(&fleet)?;
     let mut daemon = Daemon::start(&mut lab, Mode::Enforce)?;
     fleet::wait_until_working(&lab)?;
 

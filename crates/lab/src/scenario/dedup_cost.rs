@@ -109,18 +109,19 @@ fn add_figures(figures: &mut Figures, ours: &[Round], kernels: &[Round]) {
 
 fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError> {
     let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
-    let guest = |place: u64, name: &str, work: &str| MachineSpec {
-        seed: context.seed + 2 * number + place,
-        shim: true,
-        cpus: vec![if place == 0 { 0 } else { WORKER_CPU }],
-        ..MachineSpec::new(name, "dedup", MEMORY, MEMORY, work)
+    let guest = |place: u64, name: &str, work: &str| {
+        context
+            .guest(name, "dedup", MEMORY, work)
+            .seeded(2 * number + place)
+            .with_shim(true)
+            .on_cpus(vec![if place == 0 { 0 } else { WORKER_CPU }])
     };
     let specs = [guest(0, "working", &fill), guest(1, "resting", &format!("{fill} --rest"))];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
     interrupt::sleep(SETTLE)?;
     let before = window(&lab, WITHOUT)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let shim_before = threads::shims_cpu_s(&pids[..1]);
     let (with, merged_mib, after);
     match way {
@@ -176,12 +177,8 @@ fn window(lab: &Lab, lines: usize) -> Result<CostWindow, LabError> {
     let mut seen = Lines::of(lab);
     let is_over = |seen: &Lines| seen.guest(0).len() > lines;
     seen.look_until(lab, "a guest to report", WINDOW_LIMIT, is_over)?;
-    let lines = seen.guest(0);
-    let rate = match lines {
-        [first, .., last] => last.rate_since(first),
-        _ => f64::NAN,
-    };
-    let pauses = lines.iter().skip(1).filter_map(|line| line.number("p9999_us"));
+    let rate = seen.rate(0);
+    let pauses = seen.guest(0).iter().skip(1).filter_map(|line| line.number("p9999_us"));
     Ok(CostWindow { rate, pause_us: pauses.largest() })
 }
 

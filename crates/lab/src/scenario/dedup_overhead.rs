@@ -123,23 +123,23 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<PageLayout, LabError> {
-    let guest = |number: usize| MachineSpec {
-        seed: context.seed + number as u64,
-        shim: true,
-        ..MachineSpec::new(&format!("copy-{number}"), "dedup", MEMORY, MEMORY, work)
+    let guest = |number: usize| {
+        context
+            .guest(&format!("copy-{number}"), "dedup", MEMORY, work)
+            .seeded(number as u64)
+            .with_shim(true)
     };
     let specs: Vec<_> = (0..GUESTS).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     fleet::wait_until_filled(&lab, mb)?;
     interrupt::sleep(SETTLE)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let mut worker = WorkerProcess::start(name)?;
     lab.wait_for("the worker to report", WORKER_LIMIT, |_| Ok(worker.report().is_some()))?;
     let before = OverheadSample::now(&pids, &worker)?;
     let mut scanned = Bytes::ZERO;
-    for pid in &pids {
-        let guest = Overhead::measure(*pid, &[MEMORY]).map_err(std::io::Error::other)?.guest;
-        scanned = scanned.plus(guest);
+    for machine in lab.machines() {
+        scanned = scanned.plus(machine.overhead()?.guest);
     }
     let tracking = TrackingBudget::Off;
     worker.order(&lab, Wanted { tracking, scan_rate: Some(RATE), ..Wanted::default() })?;
@@ -170,12 +170,11 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<PageLayo
 
 impl OverheadSample {
     fn now(pids: &[u32], worker: &WorkerProcess) -> Result<Self, LabError> {
-        let counters = |pid: u32| Counters::of(pid).map_err(std::io::Error::other);
-        let of_worker = counters(worker.identity().pid)?;
+        let of_worker = Counters::of(worker.identity().pid)?;
         let (mut listed, mut page_tables) = (0.0, of_worker.page_tables);
         for pid in pids {
             listed += std::fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().count() as f64;
-            page_tables = page_tables.plus(counters(*pid)?.page_tables);
+            page_tables = page_tables.plus(Counters::of(*pid)?.page_tables);
         }
         Ok(Self {
             listed,

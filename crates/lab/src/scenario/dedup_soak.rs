@@ -39,11 +39,8 @@ const HANG_MS: f64 = 10_000.0;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
-    let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        ..MachineSpec::new(name, "soak", MEMORY, MEMORY, workload)
-    };
+    let guest =
+        |name: &str, workload: &str| context.guest(name, "soak", MEMORY, workload).with_shim(true);
     let witness = |name: &str, native: bool| MachineSpec {
         vcpus: 2,
         data_disk: Some(DISK),
@@ -56,10 +53,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("sort", "sort --mb 48"),
         guest("memhog", "memhog --mb 80 --hold 3 --rest 2 --rate 60"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(&specs)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut longest_gap_ms = 0.0_f64;
     let mut soak = Soak::new(&lab, "soak", None, context.seed)?;
     soak.run(length, |machine, random| {

@@ -139,16 +139,17 @@ fn course(
     rests: bool,
 ) -> Result<Option<MergeRun>, LabError> {
     let work = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB} --rest");
-    let guest = |number: usize| MachineSpec {
-        seed: context.seed + number as u64,
-        shim: true,
-        ..MachineSpec::new(&format!("copy-{number}"), "dedup", MEMORY, MEMORY, &work)
+    let guest = |number: usize| {
+        context
+            .guest(&format!("copy-{number}"), "dedup", MEMORY, &work)
+            .seeded(number as u64)
+            .with_shim(true)
     };
     let specs: Vec<_> = (0..GUESTS).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
     interrupt::sleep(SETTLE)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
 
     let before = anonymous_mib(&pids)?;
     let cpu_before = cpu_s(None, &pids)?;
@@ -211,7 +212,7 @@ fn cpu_s(at: Option<&MergePhase>, pids: &[u32]) -> Result<f64, LabError> {
 /// cheap: walking page tables twenty times a second would delay the merging.
 pub(super) fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
     let of = |pid: &u32| Counters::of(*pid).map(|counters| counters.anonymous);
-    let all: Bytes = pids.iter().map(of).sum::<Result<_, _>>().map_err(std::io::Error::other)?;
+    let all: Bytes = pids.iter().map(of).sum::<Result<_, _>>()?;
     Ok(all.as_mib() - Ksm::saved_mib()?)
 }
 

@@ -37,18 +37,18 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60 * u64::from(context.minutes.unwrap_or(MINUTES)));
     let guest = |number: u64, every: &str, order: u32, kernel_options: &str| MachineSpec {
         // Pairs of guests hold the same content.
-        seed: context.seed + number / 2,
-        shim: true,
+        // The rate leaves CPU time for the guest's kernel to report free memory.
         reporting_order: Some(order),
         kernel_options: kernel_options.to_owned(),
-        ..MachineSpec::new(
-            &format!("guest-{number}"),
-            "soak",
-            MEMORY,
-            MEMORY,
-            // The rate leaves CPU time for the guest's kernel to report free memory.
-            &format!("verify --mb 128 --rate 40 --breathe {every}"),
-        )
+        ..context
+            .guest(
+                &format!("guest-{number}"),
+                "soak",
+                MEMORY,
+                &format!("verify --mb 128 --rate 40 --breathe {every}"),
+            )
+            .seeded(number / 2)
+            .with_shim(true)
     };
     let specs = [
         guest(0, "6", 9, ""),
@@ -56,10 +56,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest(2, "10", 5, ""),
         guest(3, "14", 0, "init_on_free=1"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(&specs)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut random = Random::new(context.seed);
     let start = || WorkerProcess::start("soak");
     let beside = |machine: &Machine, random: &mut Random| {

@@ -79,13 +79,11 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         (OUTSIDER, SPY, &probe),
         ("neighbour", SPY, &"idle".to_owned()),
     ];
-    let spec = |(place, (name, group, work)): (usize, (&str, &str, &String))| MachineSpec {
-        seed: context.seed + place as u64,
-        shim: true,
-        ..MachineSpec::new(name, group, MEMORY, MEMORY, work)
+    let spec = |(place, (name, group, work)): (usize, (&str, &str, &String))| {
+        context.guest(name, group, MEMORY, work).seeded(place as u64).with_shim(true)
     };
     let specs: Vec<_> = guests.into_iter().enumerate().map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Observe.into() };
     let daemon = Daemon::start(&mut lab, settings)?;
     lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {

@@ -255,7 +255,7 @@ impl FleetMemory {
         let mut all = Self::default();
         for machine in lab.machines() {
             let pid = machine.process().pid;
-            let of_ram = Overhead::measure(pid, &[MEMORY]).ok().filter(|_| machine.alive());
+            let of_ram = machine.overhead().ok().filter(|_| machine.alive());
             all.resident_mib += of_ram.map_or(f64::NAN, |measured| measured.guest.as_mib());
             all.swapped_mib += swapped_mib(pid);
         }

@@ -183,15 +183,13 @@ fn regain(context: &Context, order: u32, options: &str) -> Result<Vec<RegainRoun
     let of_work = of_work.join(" ");
     let work = format!("memhog --mb {FREED_MB} --hold {HOLD_S} --rest {rest} {of_work}");
     let spec = MachineSpec {
-        seed: context.seed,
-        shim: true,
         reporting_order: Some(order),
         kernel_options: of_kernel.join(" "),
-        ..MachineSpec::new("guest", "imr", MEMORY, MEMORY, work.trim_end())
+        ..context.guest("guest", "imr", MEMORY, work.trim_end()).with_shim(true)
     };
     let part = if of_work.contains("scatter") { 2.0 } else { 1.0 };
     let pages = f64::from(FREED_MB) * 256.0 / part;
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start(&[spec])?;
     let mut worker = WorkerProcess::start("imr")?;
     let mut rounds = Vec::new();
     for number in 0..=ROUNDS {

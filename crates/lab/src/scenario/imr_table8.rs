@@ -39,7 +39,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         shim: true,
         ..steps::guest("guest", "imr", MEMORY, WRITTEN_MB)
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start(&[spec])?;
     let mut worker = WorkerProcess::start("imr")?;
     worker.take(&lab, None)?;
     // The first round does not count: it writes to memory for the first time.

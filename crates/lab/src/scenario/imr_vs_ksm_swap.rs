@@ -148,7 +148,7 @@ fn by_swap(context: &Context) -> Result<Costs, LabError> {
     let _swap = SwapFile::new(&context.dir, SWAP)?;
     let group = MemoryGroup::new("imr")?;
     let spec = MachineSpec { cgroup: Some(group.dir().to_owned()), ..spec(context, None) };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start(&[spec])?;
     let machine = &lab.machines()[0];
     let pid = machine.process().pid;
     steps::order(machine, "write+free", LIMIT)?;
@@ -180,7 +180,7 @@ fn shrink(group: &MemoryGroup) -> Result<(), LabError> {
 }
 
 fn by_ksm(context: &Context) -> Result<Costs, LabError> {
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec(context, None)])?;
+    let mut lab = context.start(&[spec(context, None)])?;
     let machine = &lab.machines()[0];
     steps::order(machine, "same", LIMIT)?;
     let mut costs = Costs::default();
@@ -200,7 +200,7 @@ fn by_ksm(context: &Context) -> Result<Costs, LabError> {
 
 fn by_taking(context: &Context) -> Result<Costs, LabError> {
     let spec = MachineSpec { shim: true, ..spec(context, Some(USUAL_ORDER)) };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start(&[spec])?;
     let machine = &lab.machines()[0];
     let pid = machine.process().pid;
     let mut worker = WorkerProcess::start("imr")?;
@@ -247,5 +247,5 @@ fn watch(
 }
 
 fn anonymous_mib(pid: u32) -> Result<f64, LabError> {
-    Ok(Counters::of(pid).map_err(std::io::Error::other)?.anonymous.as_mib())
+    Ok(Counters::of(pid)?.anonymous.as_mib())
 }

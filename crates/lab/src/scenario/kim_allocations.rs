@@ -8,7 +8,7 @@
 
 use super::prelude::*;
 use crate::fleet::BASE;
-use crate::kim::course::{self, SharingRun, Tick};
+use crate::kim::course::{self, SharingRun};
 use crate::kim::jobs::{self, CG, MASTER, SORT};
 use crate::kim::setting::{POLICIES, Setting};
 use crate::kim::trial::GROUP;
@@ -58,9 +58,7 @@ fn course(
     setting: &Setting,
 ) -> Result<SharingRun, LabError> {
     context.say(&format!("a sorting job under {} ...", setting.name));
-    let course = course::run(context, guests, setting, Duration::ZERO, WINDOW)?;
-    context.say(&course.in_words());
-    Ok(course)
+    course::run(context, guests, setting, Duration::ZERO, WINDOW)
 }
 
 fn run_sets(context: &Context) -> Result<Figures, LabError> {
@@ -88,7 +86,7 @@ fn run_sets(context: &Context) -> Result<Figures, LabError> {
     }
     let mut page = Page::default();
     for (what, _, lines) in charts {
-        page.add(what, chart(lines));
+        page.add(what, Chart::linear("MiB", "seconds", lines));
     }
     page.write(&context.dir, &mut figures)?;
     Ok(figures)
@@ -118,28 +116,17 @@ fn run_within(context: &Context) -> Result<Figures, LabError> {
     let note = "what the master is granted, less what the slave is that is granted least";
     figures.tell("master_more_than_slaves", master - least, "MiB", note);
     let mut page = Page::default();
-    page.add("Each guest of the sorting job", chart(lines));
+    page.add("Each guest of the sorting job", Chart::linear("MiB", "seconds", lines));
     page.write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-/// Memory of these guests together; `None`: not known of all.
-fn allocated_mib(tick: &Tick, guests: &[String]) -> Option<f64> {
-    guests.iter().map(|guest| tick.allocated_mib(guest)).sum()
-}
-
-/// The mean of the same after [`SETTLED_S`].
+/// The mean memory of these guests together after [`SETTLED_S`].
 fn settled(course: &SharingRun, guests: &[String]) -> f64 {
     let late = course.ticks.iter().filter(|tick| tick.at_s >= SETTLED_S);
-    let held: Vec<f64> = late.filter_map(|tick| allocated_mib(tick, guests)).collect();
-    held.iter().sum::<f64>() / held.len() as f64
+    mean(late.filter_map(|tick| tick.allocated_to_all_mib(guests)))
 }
 
 fn line(name: &str, course: &SharingRun, guests: &[String]) -> Line {
-    let point = |tick: &Tick| Some((tick.at_s, allocated_mib(tick, guests)?));
-    Line::new(name, course.ticks.iter().filter_map(point))
-}
-
-fn chart(lines: Vec<Line>) -> Chart {
-    Chart::linear("MiB", "seconds", lines)
+    course.line(name, |tick| tick.allocated_to_all_mib(guests))
 }

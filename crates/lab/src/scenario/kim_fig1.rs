@@ -86,16 +86,14 @@ fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Resu
     let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
     let guest = |name: &str, work: &str, cpu: usize| MachineSpec {
         seed,
-        shim: true,
-        cpus: vec![cpu],
-        ..MachineSpec::new(name, "kim", MEMORY, MEMORY, work)
+        ..MachineSpec::new(name, "kim", MEMORY, MEMORY, work).with_shim(true).on_cpus(vec![cpu])
     };
     let specs = [
         guest("pi", "pi", CPU),
         guest("one", &fill, CPU + 1),
         MachineSpec { seed: seed + 1, ..guest("two", &fill, CPU + 1) },
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     progress::wait_until_working(&lab, START_LIMIT)?;
     interrupt::sleep(SETTLE)?;
     let all = lab.machines().iter().map(|machine| machine.process().pid);

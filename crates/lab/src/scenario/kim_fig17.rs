@@ -90,7 +90,7 @@ fn pair(context: &Context, round: u32, job: Job) -> Result<SwapPair, LabError> {
         context.say(&format!("round {round}: {} with {name} ...", job.name));
         let (course, status) = course(context, job, *lent)?;
         context.say(&course.in_words());
-        Ok((course.speeds.first().copied().unwrap_or(f64::NAN), status))
+        Ok((course.speed(0), status))
     })?;
     let [(disk, _), (repository, status)] = &courses[..] else { unreachable!("two arms") };
     let near = status.as_ref().map(|status| near_share(&DiskReading::default(), status));
@@ -112,7 +112,7 @@ fn course(
     if !lent.is_zero() {
         swap.wait_until_connected()?;
     }
-    let lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
+    let lab = context.start(&[swap.given_to(guest)])?;
     let course = course::follow(lab, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)?;
     let status = swap.status();
     swap.end()?;

@@ -193,9 +193,7 @@ fn pair(context: &Context, round: u32, job: Job, other: Job) -> Result<Pair, Lab
     let system: Vec<MachineSpec> = guests.iter().map(together).collect();
     let run = |(name, guests): &(&str, &[MachineSpec])| {
         context.say(&format!("{} beside {}, {name} ...", job.name, other.name));
-        let course = course::run(context, guests, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)?;
-        context.say(&course.in_words());
-        Ok(course)
+        course::run(context, guests, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)
     };
     let mut courses =
         in_turn(round, &[("two groups", &guests[..]), ("no groups", &system[..])], run)?;
@@ -206,10 +204,7 @@ fn pair(context: &Context, round: u32, job: Job, other: Job) -> Result<Pair, Lab
 impl Pair {
     /// The speed of each of these guests in groups, divided by its speed without.
     fn gains(&self, guests: std::ops::Range<usize>) -> impl Iterator<Item = f64> {
-        let speed = |course: &SharingRun, guest: usize| {
-            course.speeds.get(guest).copied().unwrap_or(f64::NAN)
-        };
-        guests.map(move |guest| speed(&self.group, guest) / speed(&self.system, guest))
+        guests.map(|guest| self.group.speed(guest) / self.system.speed(guest))
     }
 
     fn gain_of_job(&self) -> f64 {
@@ -243,8 +238,7 @@ impl Pair {
 
     /// Memory that one of the two groups occupied over time.
     fn line(&self, name: &str, course: &SharingRun, group: &str) -> Line {
-        let point = |tick: &Tick| Some((tick.at_s, self.used_mib(tick, group)?));
-        Line::new(name, course.ticks.iter().filter_map(point))
+        course.line(name, |tick| self.used_mib(tick, group))
     }
 }
 

@@ -79,7 +79,6 @@ fn outcome(context: &Context, way: &LendingArm) -> Result<LendingResult, LabErro
     context.say(&format!("{} ...", way.name));
     let course =
         course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, Duration::ZERO, WINDOW)?;
-    context.say(&course.in_words());
     Ok(LendingResult { course, guests })
 }
 
@@ -160,7 +159,7 @@ fn run_memory(context: &Context) -> Result<Figures, LabError> {
     for way in ARMS {
         let outcome = outcome(context, &way)?;
         for (lines, guests) in [&mut of_a, &mut of_b].into_iter().zip(&outcome.guests) {
-            lines.push(allocated(way.name, &outcome.course, guests));
+            lines.push(outcome.course.line(way.name, |tick| tick.allocated_to_all_mib(guests)));
         }
         if way.lend {
             add_loan(&mut figures, &outcome);
@@ -189,14 +188,6 @@ fn add_loan(figures: &mut Figures, outcome: &LendingResult) {
     let seconds = came_back.map_or(f64::NAN, |(back, recalled)| back.at_s - recalled.at_s);
     let note = "from the end of the loan until B is within its budget again";
     figures.tell("returned_s", seconds, "s", note);
-}
-
-/// Memory that these guests may use together, over time.
-fn allocated(name: &str, course: &SharingRun, guests: &[String]) -> Line {
-    let held =
-        |tick: &Tick| guests.iter().map(|guest| tick.allocated_mib(guest)).sum::<Option<f64>>();
-    let points = course.ticks.iter().filter_map(|tick| Some((tick.at_s, held(tick)?)));
-    Line::new(name, points)
 }
 
 fn chart(lines: Vec<Line>) -> Chart {

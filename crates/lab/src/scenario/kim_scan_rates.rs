@@ -37,7 +37,6 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for setting in CONTROLLERS.iter().filter(|setting| ADAPTIVE.contains(&setting.name)) {
         context.say(&format!("sort under {} ...", setting.name));
         let course = course::run(context, &mix, setting, Duration::ZERO, WINDOW)?;
-        context.say(&course.in_words());
         courses.push((setting.name, course));
     }
     let mut figures = context.figures(SCENARIO.name, 1);
@@ -71,8 +70,7 @@ fn add_figures(figures: &mut Figures, courses: &[(&str, SharingRun)]) {
 /// The mean over the seconds in which the daemon answered.
 fn mean_rate(course: &SharingRun, seconds: &std::ops::Range<f64>) -> f64 {
     let ticks = course.ticks.iter().filter(|tick| seconds.contains(&tick.at_s));
-    let rates: Vec<f64> = ticks.map(|tick| tick.scan_rate(GROUP)).collect();
-    rates.iter().sum::<f64>() / rates.len() as f64
+    mean(ticks.map(|tick| tick.scan_rate(GROUP)))
 }
 
 fn page(mix: &[MachineSpec], courses: &[(&str, SharingRun)]) -> Page {

@@ -120,23 +120,16 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn shared(context: &Context, mix: &Mix, together: usize) -> Result<SharedPages, LabError> {
     let guest = |number: usize| {
         let group = number / GUESTS_OF_GROUP;
-        MachineSpec {
-            seed: context.seed + number as u64,
-            shim: true,
-            ..MachineSpec::new(
-                &format!("guest-{number}"),
-                &format!("group-{group}"),
-                MEMORY,
-                MEMORY,
-                mix.work[group],
-            )
-        }
+        context
+            .guest(&format!("guest-{number}"), &format!("group-{group}"), MEMORY, mix.work[group])
+            .seeded(number as u64)
+            .with_shim(true)
     };
     let specs: Vec<_> = (0..2 * GUESTS_OF_GROUP).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     progress::wait_until_working(&lab, START_LIMIT)?;
     interrupt::sleep(WORK)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let engines = pids.chunks(together).map(|pids| Merger::start(pids, None, None));
     let engines = engines.collect::<Result<Vec<_>, _>>()?;
     let shared = until_quiet(&engines)?;

@@ -105,7 +105,7 @@ fn course(context: &Context, way: &PolicyArm) -> Result<SharingRun, LabError> {
     let served = RemoteSwap::start(&dir, &fio.name, disk)?;
     let mut mix = vec![served.given_as_data(fio.clone())];
     mix.extend_from_slice(others);
-    let lab = Lab::start(&context.dir, &context.provisions, &mix)?;
+    let lab = context.start(&mix)?;
     served.make_known(&lab)?;
     let course = course::follow(lab, &way.setting, WARM_UP, WINDOW)?;
     served.end()?;

@@ -193,7 +193,7 @@ fn compare(
         ..source.guest(workload, place, context.seed)
     };
     let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(traced).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let track = |machine: &Machine| source.watch(machine, EVERY);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
@@ -213,9 +213,7 @@ fn compare(
     let mut rows = Vec::new();
     for (place, watch) in watches.into_iter().enumerate() {
         let (machine, record) = (&lab.machines()[place], watch.stop()?);
-        if !machine.alive() {
-            return Err(machine.death());
-        }
+        machine.ensure_alive()?;
         let moments = moments(machine, &record, from_us, source)?;
         let shares = record.seen.iter().map(|seen| seen.tracking.cost.vcpu_share);
         let vcpu_share = shares.largest();
@@ -233,14 +231,14 @@ fn compare(
 fn page_half_out(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
     let mut halves = Vec::new();
     for (machine, watch) in lab.machines().iter().zip(watches) {
-        let Overhead { own, guest, .. } = overhead(machine)?;
+        let Overhead { own, guest, .. } = machine.overhead()?;
         watch.hold(guest.percent(50), own);
         halves.push(guest.percent(50));
     }
     let waited = lab.wait_for("half of the guests' memory to be paged out", OUT_LIMIT, |lab| {
         let mut is_out = true;
         for (machine, half) in lab.machines().iter().zip(&halves) {
-            is_out &= overhead(machine)?.guest <= half.plus(Bytes::mib(8));
+            is_out &= machine.overhead()?.guest <= half.plus(Bytes::mib(8));
         }
         Ok(is_out)
     });
@@ -250,15 +248,10 @@ fn page_half_out(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
     }
 }
 
-fn overhead(machine: &Machine) -> Result<Overhead, LabError> {
-    let pid = machine.process().pid;
-    Ok(Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?)
-}
-
 /// The share of a guest's memory that is paged out now.
 fn out_share(machine: &Machine) -> Result<f64, LabError> {
-    let out = Counters::of(machine.process().pid).map_err(std::io::Error::other)?.swapped.as_mib();
-    Ok(out / (out + overhead(machine)?.guest.as_mib()))
+    let out = Counters::of(machine.process().pid)?.swapped.as_mib();
+    Ok(out / (out + machine.overhead()?.guest.as_mib()))
 }
 
 fn moments(
@@ -350,11 +343,6 @@ impl Row {
     pub(super) fn curve_error(&self) -> f64 {
         mean(self.intervals.iter().map(|interval| interval.curve_error))
     }
-}
-
-pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
 }
 
 fn figures(context: &Context, rows: &[Row]) -> Figures {

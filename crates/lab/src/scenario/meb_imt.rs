@@ -69,7 +69,7 @@ fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabEr
     let guest =
         |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
     let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let track =
         |m: &Machine| Watch::start(m.process().pid, modes::always_on(), &[], INTERVAL / LOOKS);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
@@ -78,9 +78,7 @@ fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabEr
     interrupt::sleep(SETTLE)?;
     let from_us = watch::now_us();
     interrupt::sleep(INTERVAL * LENGTH)?;
-    if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
-        return Err(dead.death());
-    }
+    lab.ensure_alive()?;
     let mut traces = Vec::new();
     for (workload, watch) in workloads.iter().zip(watches) {
         let samples = samples(&watch.stop()?, from_us);
@@ -116,7 +114,7 @@ impl Trace {
 /// Means over the traces: up ratio and error. Without a trace both are NaN.
 fn means(traces: &[Trace], judgement: Judgement) -> (f64, f64) {
     let all: Vec<Replay> = traces.iter().map(|trace| replay(judgement, &trace.samples)).collect();
-    let mean = |of: fn(&Replay) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
+    let mean = |of: fn(&Replay) -> f64| mean(all.iter().map(of));
     (mean(|replay| replay.up_ratio), mean(|replay| replay.mean_relative_error))
 }
 

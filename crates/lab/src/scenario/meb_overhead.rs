@@ -95,7 +95,7 @@ fn measure(
     let guest =
         |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
     let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
     let mut bench = Bench::start(&lab)?;
@@ -212,9 +212,7 @@ fn unmade_updates(record: &Record) -> f64 {
 impl Cell {
     fn new(workload: &'static str, way: &ModeArm, measured: &Measured) -> Self {
         let records = &measured.records;
-        let mean = |of: &dyn Fn(&Record) -> f64| {
-            records.iter().map(of).sum::<f64>() / records.len() as f64
-        };
+        let mean = |of: &dyn Fn(&Record) -> f64| mean(records.iter().map(of));
         let shares = records.iter().flat_map(|record| &record.seen);
         let taken = Taken::of(&measured.with, &measured.without);
         let speed = measured.pairs.overhead();
@@ -256,11 +254,8 @@ impl Cell {
 fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let of = |way: &'static str| cells.iter().filter(move |cell| cell.way == way);
-    let mean_of = |way, value: &dyn Fn(&Cell) -> f64| {
-        let (sum, count) = of(way).fold((0.0, 0.0), |(s, n), c| (s + value(c), n + 1.0));
-        sum / count
-    };
-    let mean = |way| mean_of(way, &|cell| cell.overhead);
+    let mean_of = |way, value: &dyn Fn(&Cell) -> f64| mean(of(way).map(value));
+    let mean_overhead = |way| mean_of(way, &|cell| cell.overhead);
     let ways = modes::all(GRANULE_PAGES);
     for way in ways.iter().filter(|way| way.paper.is_some()) {
         let note = format!(
@@ -268,30 +263,30 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
             of(way.name).count(),
             mean_of(way.name, &|cell| cell.speed.value) * 100.0
         );
-        let figure =
-            Figure::new(mean(way.name), "ratio", note).paper(way.paper.unwrap_or_default());
+        let figure = Figure::new(mean_overhead(way.name), "ratio", note)
+            .paper(way.paper.unwrap_or_default());
         figures.add(&format!("overhead_{}", way.name), figure);
     }
     let worst = of("budget").max_by(|a, b| a.overhead.total_cmp(&b.overhead));
     let (value, note) = worst.map_or((f64::NAN, ""), |cell| (cell.overhead, cell.workload));
     let note = format!("the dearest workload, {note}, by the clock");
     figures.tell("overhead_budget_max", value, "ratio", note);
-    figures.tell("overhead_budget", mean("budget"), "ratio", "mean of the workloads");
+    figures.tell("overhead_budget", mean_overhead("budget"), "ratio", "mean of the workloads");
     let speed = Median::of(of("budget").flat_map(|cell| cell.pairs.overheads()).collect());
     let note = format!(
         "rate without / rate with - 1, median of all workloads' pairs: {}",
         speed.interval_percent()
     );
     figures.tell("overhead_budget_by_speed", speed.value, "ratio", note);
-    let order: Vec<f64> = ways.iter().filter(|w| w.paper.is_some()).map(|w| mean(w.name)).collect();
+    let order: Vec<f64> =
+        ways.iter().filter(|w| w.paper.is_some()).map(|w| mean_overhead(w.name)).collect();
     let wrong = order.windows(2).filter(|pair| pair[0] <= pair[1]).count();
     let note = "neighbours in the paper's order of which the latter is dearer";
     figures.tell("out_of_order", wrong as f64, "count", note);
     let note = "mean over the workloads of rate before any tracking / rate without tracking at the end of all \
                 ways - 1: what moving pieces out of huge pages leaves behind, as guests run on small pages \
                 until the kernel's khugepaged has mended them";
-    let mean_lost = lost.iter().sum::<f64>() / lost.len() as f64;
-    figures.tell("huge_pages_lost", mean_lost, "ratio", note);
+    figures.tell("huge_pages_lost", mean(lost.iter().copied()), "ratio", note);
     for cell in cells {
         let name = format!("overhead_{}_{}", cell.way, cell.workload);
         figures.tell(&name, cell.overhead, "ratio", cell.words());

@@ -100,7 +100,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let specs: Vec<MachineSpec> =
         PARTS.iter().enumerate().flat_map(|(n, p)| p.guests(n, context)).collect();
     context.say("Two arrays of changing size, each in two guests of 400 MB, for five and a half minutes ...");
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let mut all = Vec::new();
     for part in &PARTS {
         let pid = |name: String| lab.machine(&name).map(|machine| machine.process().pid);
@@ -192,9 +192,7 @@ impl Twins {
 
 /// The guest's last report, which must be recent.
 fn report_of(machine: &Machine) -> Result<Option<Report>, LabError> {
-    if !machine.alive() {
-        return Err(machine.death());
-    }
+    machine.ensure_alive()?;
     let report = Report::newest(machine);
     if let Some(report) = &report {
         let silence = report.arrived.elapsed();
@@ -211,11 +209,6 @@ fn check_silence(name: &str, silence: Duration, console: &Path) -> Result<(), La
     let words = last_lines(&String::from_utf8_lossy(&console), 8);
     let what = format!("machine {name} to report; its last words:\n{words}");
     Err(LabError::Timeout { what, limit: SILENCE_LIMIT })
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
 }
 
 fn figures(context: &Context, all: &[Twins]) -> Figures {

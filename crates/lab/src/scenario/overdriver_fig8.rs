@@ -175,7 +175,6 @@ fn figures(context: &Context, all: &[Vec<OverloadSample>]) -> Figures {
     let longer = BURSTS.iter().zip(all).map(|((seconds, _), seen)| {
         seen[NETWORK].overloaded_s - Duration::from_secs(*seconds).as_secs_f64()
     });
-    let mean = longer.sum::<f64>() / BURSTS.len() as f64;
-    figures.tell("overload_longer_s", mean, "s", note);
+    figures.tell("overload_longer_s", mean(longer), "s", note);
     figures
 }

@@ -69,15 +69,10 @@ struct ServerKills {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let swap_dir = context.dir.with_extension("swap");
     let mut swap = RemoteSwap::start(&swap_dir, GUEST, DISK)?;
-    let guest = MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(GUEST, "swapping", MEMORY, PROMISED, WORKLOAD)
-    };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
+    let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD).up_to(PROMISED);
+    let mut lab = context.start(&[swap.given_to(guest)])?;
     let mut daemon = Daemon::start(&mut lab, Mode::Observe)?;
-    lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
-        Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
-    })?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut random = Random::new(context.seed);
     let mut toll = ServerKills::default();
     let pick = |random: &mut Random| PARTS[usize::try_from(random.between(0, 3)).unwrap_or(0)];

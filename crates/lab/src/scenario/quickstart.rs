@@ -42,7 +42,7 @@ const ENFORCED: Duration = Duration::from_secs(70);
 fn run(context: &Context) -> Result<Figures, LabError> {
     let fleet = fleet::quickstart(context.seed);
     context.say("Booting six guests in two groups ...");
-    let mut lab = Lab::start(&context.dir, &context.provisions, &fleet)?;
+    let mut lab = context.start(&fleet)?;
     let settings = DaemonSettings { grace: HostSpec::GRACE, ..Mode::Observe.into() };
     let daemon = Daemon::start(&mut lab, settings)?;
     context.say(&format!("{HUNGRY} fills a working set larger than its memory ..."));

@@ -100,10 +100,8 @@ struct Known {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
-    let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        ..MachineSpec::new(name, GROUP, BASE, MAX, workload)
+    let guest = |name: &str, workload: &str| {
+        context.guest(name, GROUP, BASE, workload).up_to(MAX).with_shim(true)
     };
     let specs = [
         guest("starts", "memhog --mb 96 --hold 6 --rest 8"),
@@ -111,7 +109,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("streams", "verify --mb 72"),
         guest("idles", "idle --common-mb 24"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let settings = DaemonSettings {
         mode: Mode::Enforce,
         dedup: DedupSpec::Fixed(RATE),
@@ -120,9 +118,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         ..Mode::Observe.into()
     };
     let daemon = Daemon::start(&mut lab, settings)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     let known = |machine: &crate::lab::Machine| {
         let name = VmName::from(machine.spec().name.as_str());
         (name, Known { pid: machine.process().pid, ..Known::default() })
@@ -134,9 +130,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut kill_due = Instant::now();
     while Instant::now() < until {
         let next = Instant::now() + LOOK_EVERY;
-        if let Some(machine) = lab.machines().iter().find(|machine| !machine.alive()) {
-            return Err(machine.death());
-        }
+        lab.ensure_alive()?;
         known.values_mut().for_each(|vm| vm.look(MAX));
         if let Some(case) = daemon.latest()? {
             let read = boot_now();

@@ -44,19 +44,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 /// Pages out half of a guest; returns the memory in swap, and the number of wrong bytes then.
 fn page_out(context: &Context, shim: bool) -> Result<(Bytes, u64), LabError> {
     let group = MemoryGroup::new(SCENARIO.name)?;
-    let spec = MachineSpec {
-        seed: context.seed,
-        shim,
-        cgroup: Some(group.dir().to_owned()),
-        ..MachineSpec::new("guest", "reclaimed", MEMORY, MEMORY, WORKLOAD)
-    };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let spec = context
+        .guest("guest", "reclaimed", MEMORY, WORKLOAD)
+        .with_shim(shim)
+        .in_cgroup(group.dir());
+    let mut lab = context.start(&[spec])?;
     lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= f64::from(VERIFIED_MB)))
     })?;
     group.reclaim(Bytes(group.usage()?.0 / 2))?;
     let pid = lab.machine("guest")?.process().pid;
-    let out = Counters::of(pid).map_err(std::io::Error::other)?.swapped;
+    let out = Counters::of(pid)?.swapped;
     let bad_bytes = fleet::bad_bytes(&lab)?;
     lab.stop()?;
     Ok((out, bad_bytes))

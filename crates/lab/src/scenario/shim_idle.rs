@@ -10,10 +10,9 @@
 //! shim's. Other processes on the host take part of the wall time, but not of that. CPU and order
 //! of the boots change from pair to pair.
 
-use std::path::Path;
-
 use super::prelude::*;
 use crate::meb::workloads::{MEMORY, cpu_of};
+use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "shim-idle",
@@ -71,17 +70,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 fn pair(context: &Context, number: usize) -> Result<IdlePair, LabError> {
     let guest = |name: &str, place| MachineSpec {
-        seed: context.seed,
-        shim: name == WITH,
-        cpus: cpu_of(place),
         data_disk: Some(DISK),
-        ..MachineSpec::new(name, "idle", MEMORY, MEMORY, WORKLOAD)
+        ..context
+            .guest(name, "idle", MEMORY, WORKLOAD)
+            .with_shim(name == WITH)
+            .on_cpus(cpu_of(place))
     };
     let names = if number.is_multiple_of(2) { [WITH, WITHOUT] } else { [WITHOUT, WITH] };
     // The CPUs change after every two pairs.
     let turned = number / 2 % 2;
     let specs = [guest(names[0], turned), guest(names[1], 1 - turned)];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let (with, without) = (place(&lab, WITH), place(&lab, WITHOUT));
     let marks = marks(&lab)?;
@@ -108,9 +107,7 @@ fn marks(lab: &Lab) -> Result<Vec<Vec<Mark>>, LabError> {
             return Err(LabError::Timeout { what, limit: LIMIT });
         }
         for (machine, marks) in lab.machines().iter().zip(&mut marks) {
-            if !machine.alive() {
-                return Err(machine.death());
-            }
+            machine.ensure_alive()?;
             let newest = progress::Line::newest(machine);
             let Some(line) = newest.filter(|line| marks.last().is_none_or(|m| m.t_s < line.t_s))
             else {
@@ -118,7 +115,12 @@ fn marks(lab: &Lab) -> Result<Vec<Vec<Mark>>, LabError> {
             };
             let phase = line.value["phase"].as_u64().and_then(|phase| usize::try_from(phase).ok());
             let Some(phase) = phase else { continue };
-            marks.push(Mark { phase, t_s: line.t_s, ops: line.ops, cpu_s: cpu_s(machine)? });
+            marks.push(Mark {
+                phase,
+                t_s: line.t_s,
+                ops: line.ops,
+                cpu_s: threads::cpu_s(&[machine.process().pid], ""),
+            });
         }
         interrupt::sleep(POLL)?;
     }
@@ -132,18 +134,6 @@ fn speed(marks: &[Mark], kind: usize) -> f64 {
         (Some(first), Some(last)) => (last.ops - first.ops) / (last.cpu_s - first.cpu_s),
         _ => f64::NAN,
     }
-}
-
-/// The CPU time of all threads of a QEMU.
-fn cpu_s(machine: &Machine) -> Result<f64, LabError> {
-    let threads = Path::new("/proc").join(machine.process().pid.to_string()).join("task");
-    let mut cpu_s = 0.0;
-    for thread in std::fs::read_dir(threads)? {
-        // A thread may end meanwhile.
-        let text = std::fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
-        cpu_s += text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9;
-    }
-    Ok(cpu_s)
 }
 
 fn figures(context: &Context, pairs: &[IdlePair]) -> Figures {

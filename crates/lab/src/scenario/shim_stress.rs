@@ -85,7 +85,7 @@ fn torment_stand_in(
     context: &Context,
     duration: Duration,
 ) -> Result<(StressResult, Option<f64>), LabError> {
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[])?;
+    let mut lab = context.start(&[])?;
     let dir = lab.dir().join("disks");
     let paging = Paging::begin(context)?;
     let outcome = stress::stand_in(&dir, context.seed, STAND_IN_MIB, duration)?;
@@ -105,19 +105,15 @@ struct Guests {
 
 fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabError> {
     let guest = |name: &str, native: bool| MachineSpec {
-        seed: context.seed,
-        shim: true,
         vcpus: 2,
         data_disk: Some(DISK),
         data_direct: Some(Direct { native, iops: DISK_IOPS }),
-        ..MachineSpec::new(name, "stress", MEMORY, MEMORY, WORKLOAD)
+        ..context.guest(name, "stress", MEMORY, WORKLOAD).with_shim(true)
     };
     let specs = [guest("native", true), guest("threads", false)];
     let paging = Paging::begin(context)?;
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to verify", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(&specs)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     for machine in lab.machines() {
         stress::wait_for_shim(machine.process().pid)?;
     }

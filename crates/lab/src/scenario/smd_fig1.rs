@@ -106,9 +106,9 @@ fn fleet(
         MachineSpec { shim: true, seed: context.seed + number as u64, ..spec }
     };
     let specs: Vec<MachineSpec> = (0..GUESTS).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     progress::wait_until_working(&lab, START_LIMIT)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let merger = Merger::start_knowing(&pids, None, known.clone())?;
     interrupt::sleep(SETTLE)?;
     let census = |machine| Census::take(&lab, machine);

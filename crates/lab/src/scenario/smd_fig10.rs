@@ -305,7 +305,7 @@ fn course(
     let like_it = Guest { name: "clock", workload: timed.clock, ..timed.guest };
     let cpus = vec![CPUS[0]];
     let for_itself = MachineSpec { ksm: false, cpus, ..programs.machine(&like_it) };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs[..1])?;
+    let mut lab = context.start(&specs[..1])?;
     let mut clock = Lab::start(&context.dir.join("clock"), &context.provisions, &[for_itself])?;
     progress::wait_until_working(&clock, START_LIMIT)?;
     let mut at = TablePhase::begin(way, programs, &lab, &group)?;

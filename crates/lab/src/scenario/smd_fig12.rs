@@ -180,7 +180,7 @@ fn course(
     let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
     let mut merging = None;
     let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, &specs, |lab| {
-        let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
+        let pids = lab.pids();
         if pids.len() == GUESTS.len() {
             merging = Some(match way {
                 ScanArm::Static => ScanPhase::Ours(Merger::start_knowing(
@@ -196,7 +196,7 @@ fn course(
     })?;
     fleet::wait_until_working(&lab)?;
     let (mut since, mut at) = (Instant::now(), Duration::ZERO);
-    let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
+    let pids = lab.pids();
     let named = Named::by(&table);
     let (mut course, mut seen) = (Vec::new(), Vec::new());
     for due in LOOKS {

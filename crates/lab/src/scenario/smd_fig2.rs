@@ -76,16 +76,17 @@ struct SweepRun {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let debian = Debian::provide(&Cache::open()?)?;
-    let guest = |(number, (name, work)): (usize, &(&str, &str))| MachineSpec {
-        cpus: vec![number],
-        ..MachineSpec::new(name, "ksm", MEMORY, MEMORY, work).with_debian(&debian)
+    let guest = |(number, (name, work)): (usize, &(&str, &str))| {
+        MachineSpec::new(name, "ksm", MEMORY, MEMORY, work)
+            .on_cpus(vec![number])
+            .with_debian(&debian)
     };
     let specs: Vec<MachineSpec> = GUESTS.iter().enumerate().map(guest).collect();
     // Pinned before KSM starts, so that its affinity is restored last.
     let _ksmd = Pinned::to(CPU, Ksm::thread()?)?;
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     progress::wait_until_working(&lab, START_LIMIT)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let mut courses = Vec::new();
     for rate in rates() {
         let course = course(&lab, &pids, rate)?;

@@ -108,7 +108,7 @@ fn course(
 ) -> Result<SavingRun, LabError> {
     let spec = |guest| MachineSpec { seed: context.seed, shim: true, ..programs.machine(guest) };
     let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     lab.wait_for("every guest to have checked its programs", WARM_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.reported("checks") >= CHECKS))
     })?;

@@ -44,7 +44,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         MachineSpec { seed: context.seed, shim: true, ..spec }
     };
     let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     fleet::wait_until_working(&lab)?;
     let mut soak = Soak::new(&lab, "code", Some(programs.write_table(&lab)?), context.seed)?;
     soak.run(length, |_, _| Ok(()))?;

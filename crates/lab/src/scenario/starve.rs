@@ -41,9 +41,8 @@ const SILENT: Duration = Duration::from_secs(30);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
-    let guest = |name: String, group: &str, workload: &str, number: u64| MachineSpec {
-        seed: context.seed + number,
-        ..MachineSpec::new(&name, group, MEMORY, MEMORY, workload)
+    let guest = |name: String, group: &str, workload: &str, number: u64| {
+        context.guest(&name, group, MEMORY, workload).seeded(number)
     };
     let mut specs = Vec::new();
     for number in 0..PAIRS {
@@ -51,7 +50,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         specs.push(guest(format!("twin-{number}"), OUTSIDE, BURSTS, number));
     }
     specs.extend((0..QUIET).map(|n| guest(format!("quiet-{n}"), "shop", "idle", PAIRS + n)));
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let settings = DaemonSettings { guaranteed: Some(BASE), ..Mode::Enforce.into() };
     let overbooked = Overbooked { budget: BUDGET, tables: Vec::new() };
     let daemon = Daemon::start_overbooked(&mut lab, settings, overbooked)?;
@@ -62,9 +61,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     while Instant::now() < end {
         daemon.ensure_alive()?;
         for (machine, least) in lab.machines().iter().zip(&mut least) {
-            if !machine.alive() {
-                return Err(machine.death());
-            }
+            machine.ensure_alive()?;
             *least = machine.balloon()?.min(*least);
         }
         interrupt::sleep(Duration::from_secs(1))?;

@@ -55,7 +55,7 @@ fn guest(context: &Context, workload: &str, traced: bool) -> MachineSpec {
 }
 
 fn start(context: &Context, spec: MachineSpec) -> Result<Lab, LabError> {
-    let lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let lab = context.start(&[spec])?;
     lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| ops(machine) > 0))
     })?;

@@ -89,11 +89,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     if let Some(keeper) = swap.keeper() {
         pinning::weigh_as_a_service(keeper)?;
     }
-    let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        cpus: vec![0],
-        ..MachineSpec::new(name, "shop", MEMORY, MEMORY, workload)
+    let guest = |name: &str, workload: &str| {
+        context.guest(name, "shop", MEMORY, workload).with_shim(true).on_cpus(vec![0])
     };
     let specs = [swap.given_to(guest(WITNESS, WORKLOAD)), guest("mate", "verify --mb 40 --rate 4")];
     let mut lab = Lab::start(&context.dir.join("lab"), &context.provisions, &specs)?;
@@ -101,9 +98,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut field = pinning::on_cpu(field::CPU, || Field::start(&context.dir.join("field"), &lab))?;
     let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
     let daemon = pinning::on_cpu(field::CPU, || Daemon::start(&mut lab, settings))?;
-    lab.wait_for("both guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
 
     let (mut recording, mut most) = (Recording::begin(), Most::new());
     let (mut attacks, mut seen) = (Vec::new(), BTreeMap::new());

@@ -44,7 +44,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         MachineSpec { seed: context.seed, shim: true, cpus: cpu_of(place), ..spec }
     };
     let specs = [guest(0, "verify --mb 140"), guest(1, "random-array --mb 140")];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(&specs)?;
     let daemon = Daemon::start(&mut lab, Mode::Observe)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     wait_until_tracked(&lab, &daemon, None)?;
