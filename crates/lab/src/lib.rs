@@ -25,6 +25,7 @@
 //! attack                        neighbours that try to break the isolation of tenants
 //! virtual_host                  an emulated machine with a kernel that has KVM, for the lab
 //! fleet  scenario  recording    guests, experiments, and their record second by second
+//! arms                          an experiment under several set-ups, round after round
 //! figures  report  chart        numbers with their targets, tables and plots
 //! evidence                      claims, their records, and CLAIMS.md
 //! ```
@@ -37,6 +38,7 @@
 
 pub mod accel;
 pub mod alike;
+pub mod arms;
 pub mod attack;
 pub mod autoballoon;
 pub mod cache;

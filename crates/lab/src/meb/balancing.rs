@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use model::{Bytes, ColdSpec, Mode, Policy};
 
+use crate::arms::{Arms, Order, across, geometric_mean};
 use crate::daemon::DaemonSettings;
 use crate::figures::{Figure, Figures};
 use crate::kim::course::{self, SharingRun};
 use crate::kim::setting::Setting;
-use crate::kim::trial::geometric_mean;
 use crate::lab::LabError;
 use crate::machine::MachineSpec;
 use crate::meb::progress;
@@ -118,8 +118,8 @@ impl BalanceArm {
 #[derive(Debug)]
 pub struct BalanceResult {
     table: Table,
-    /// By round, and by [`ARMS`].
-    rounds: Vec<Vec<SharingRun>>,
+    /// By the arms' names.
+    courses: Arms<SharingRun>,
 }
 
 impl Table {
@@ -128,13 +128,13 @@ impl Table {
     /// # Errors
     /// As for [`course::run`].
     pub fn run(self, context: &Context) -> Result<BalanceResult, LabError> {
-        let mut rounds = Vec::new();
+        let mut courses = Arms::default();
         for number in 1..=self.rounds {
             context.say(&format!("Round {number} of {} ...", self.rounds));
-            let courses = ARMS.into_iter().map(|arm| self.course(context, arm));
-            rounds.push(courses.collect::<Result<_, LabError>>()?);
+            let arms = ARMS.map(|arm| (arm.name(), arm));
+            courses.turn(Order::Listed, &arms, |_, arm| self.course(context, *arm))?;
         }
-        Ok(BalanceResult { table: self, rounds })
+        Ok(BalanceResult { table: self, courses })
     }
 
     /// Runs under balance alone: how often memory moves, and whether that rate falls.
@@ -248,22 +248,6 @@ impl Drop for AtEnd<'_> {
 }
 
 impl BalanceResult {
-    /// The courses of an arm, one a round.
-    fn courses(&self, arm: BalanceArm) -> Vec<&SharingRun> {
-        let at = ARMS.iter().position(|known| *known == arm).unwrap_or_default();
-        self.rounds.iter().map(|round| &round[at]).collect()
-    }
-
-    /// The ratio of each guest's speed under `one` to its speed under `other`, by round and guest;
-    /// NaN where one of both is missing.
-    fn ratios(&self, one: BalanceArm, other: BalanceArm) -> Vec<Vec<f64>> {
-        let of = |(one, other): (&SharingRun, &SharingRun)| {
-            let guests = 0..self.table.members.len();
-            guests.map(|guest| one.speed(guest) / other.speed(guest)).collect()
-        };
-        self.courses(one).into_iter().zip(self.courses(other)).map(of).collect()
-    }
-
     /// Under each policy: the speed-up of each guest over fixed memory, with the paper's swap and
     /// with the policies' own, and its speed relative to enough memory. The names of the figures
     /// of a policy other than `balance` end with that.
@@ -277,22 +261,22 @@ impl BalanceResult {
             let is_balance = policy == Policy::Balance;
             let end = if is_balance { String::new() } else { format!("_{}", policy.name()) };
             for (kind, other, words) in kinds {
-                let rounds = self.ratios(BalanceArm::Under(policy), other);
-                for (place, member) in self.table.members.iter().enumerate() {
-                    let each = rounds.iter().map(|guests| guests[place]).collect();
+                let of = |guest: usize| {
+                    let speed = |course: &SharingRun| course.speed(guest);
+                    self.courses.ratios(policy.name(), other.name(), speed)
+                };
+                let ratios: Vec<Vec<f64>> = (0..self.table.members.len()).map(of).collect();
+                for (member, each) in self.table.members.iter().zip(&ratios) {
                     let note = format!("{}: its speed to that {words}", member.command);
-                    let figure = Figure::of_rounds(each, "ratio", note);
-                    figures.add(&format!("{kind}_{}{end}", member.name), figure);
+                    let name = format!("{kind}_{}{end}", member.name);
+                    figures.tell_rounds(&name, each.clone(), "ratio", note);
                 }
-                let mean = |guests: &Vec<f64>| mean(guests.iter().copied());
-                let means = rounds.iter().map(mean).collect();
-                let geometric = rounds.iter().map(|guests| geometric_mean(guests.iter().copied()));
-                let note = format!(
-                    "of all guests, to that {words}; their geometric mean {:.2}",
-                    median(geometric)
-                );
+                let geometric = median(across(&ratios, geometric_mean));
+                let note =
+                    format!("of all guests, to that {words}; their geometric mean {geometric:.2}");
+                let means = across(&ratios, mean);
                 figures.tell_rounds(&format!("{kind}_mean{end}"), means, "ratio", note);
-                let least = rounds.iter().map(|guests| guests.iter().copied().smallest()).collect();
+                let least = across(&ratios, |guests| guests.into_iter().smallest());
                 let note = "of the guest that has it worst";
                 figures.tell_rounds(&format!("{kind}_min{end}"), least, "ratio", note);
             }
@@ -301,28 +285,26 @@ impl BalanceResult {
 
     /// Misses of all guests under each policy, and the rate at which memory moves.
     pub fn add_misses(&self, figures: &mut Figures) {
-        let misses = POLICIES.map(|policy| {
-            let courses = self.courses(BalanceArm::Under(policy));
-            courses.iter().map(|course| course.misses()).collect::<Vec<f64>>()
-        });
+        let misses = POLICIES.map(|policy| self.courses.each(policy.name(), SharingRun::misses));
         for (policy, misses) in POLICIES.iter().zip(&misses) {
             let note = "of all guests, in their swap and the host's";
-            let figure = Figure::of_rounds(misses.clone(), "count", note);
-            figures.add(&format!("misses_{}", policy.name()), figure);
+            figures.tell_rounds(
+                &format!("misses_{}", policy.name()),
+                misses.clone(),
+                "count",
+                note,
+            );
         }
         let [balance, others @ ..] = &misses;
         figures.add("misses_to_next", misses_to_next(balance, others));
-        add_moves(figures, &self.courses(BALANCE));
+        add_moves(figures, &self.courses.of(BALANCE.name()).collect::<Vec<_>>());
     }
 }
 
 /// In each round: the misses of the policy that comes next, to those of `balance`.
 fn misses_to_next(balance: &[f64], others: &[Vec<f64>]) -> Figure {
-    let next = |round: usize| {
-        let of_round = others.iter().map(|of| of.get(round).copied().unwrap_or(f64::NAN));
-        of_round.smallest()
-    };
-    let ratios = balance.iter().enumerate().map(|(round, misses)| next(round) / misses).collect();
+    let next = across(others, |misses| misses.into_iter().smallest());
+    let ratios = across(&[next, balance.to_vec()], |both| both[0] / both[1]);
     let note = "of the policy that comes next to what balance misses in the same round";
     Figure::of_rounds(ratios, "ratio", note)
 }

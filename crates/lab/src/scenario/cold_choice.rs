@@ -131,18 +131,16 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let zram = Zram::new(ZRAM)?;
     // Processes that are started from here on inherit this.
     disable_transparent_huge_pages(true).map_err(io::Error::from)?;
-    let mut rows = Vec::new();
+    let mut rows = Arms::default();
     for (name, command) in WORKLOADS {
         context.say(&format!("{name} ..."));
         let mut wanted = None;
-        let mut courses = Vec::new();
-        for (way_name, way) in WAYS {
-            let course = KeptMemory::start(context, command, way)?.measure(wanted)?;
-            context.say(&format!("  {way_name}: {}", course.words()));
+        rows.turn(Order::Listed, &WAYS, |name, way| {
+            let course = KeptMemory::start(context, command, *way)?.measure(wanted)?;
+            context.say(&format!("  {name}: {}", course.words()));
             wanted = Some(course.wanted);
-            courses.push(course);
-        }
-        rows.push((name, courses));
+            Ok(course)
+        })?;
     }
     disable_transparent_huge_pages(false).map_err(io::Error::from)?;
     drop(zram);
@@ -323,51 +321,39 @@ impl ChoiceRun {
     }
 }
 
-/// `rows`: the courses of each workload, by [`WAYS`].
-fn add_figures(figures: &mut Figures, rows: &[(&str, Vec<ChoiceRun>)]) {
-    let over = |of: fn(&ChoiceRun) -> f64, one: usize, other: usize| {
-        let at = |courses: &[ChoiceRun], way: usize| courses.get(way).map_or(f64::NAN, of);
-        let ratios = rows.iter().map(|(_, courses)| at(courses, one) / at(courses, other));
-        mean(ratios)
-    };
-    let [ours, attached, kernel, balloon] = [0, 1, 2, 3];
+/// `rows`: the courses of each workload, by the ways' names.
+fn add_figures(figures: &mut Figures, rows: &Arms<ChoiceRun>) {
     for (name, one, other) in [
-        ("vs_kernel", ours, kernel),
-        ("vs_balloon", ours, balloon),
-        ("attached_vs_kernel", attached, kernel),
-        ("attached_vs_balloon", attached, balloon),
+        ("vs_kernel", "ours", "kernel"),
+        ("vs_balloon", "ours", "balloon"),
+        ("attached_vs_kernel", "attached", "kernel"),
+        ("attached_vs_balloon", "attached", "balloon"),
     ] {
-        let note = "misses to that one's, mean of four workloads";
-        figures.tell(name, over(ChoiceRun::misses_per_million, one, other), "ratio", note);
+        let misses = mean(rows.ratios(one, other, ChoiceRun::misses_per_million));
+        figures.tell(name, misses, "ratio", "misses to that one's, mean of four workloads");
+        let speed = mean(rows.ratios(one, other, |course| course.speed));
         let note = "speed to that one's, mean of four workloads";
-        let figure = Figure::new(over(|course| course.speed, one, other), "ratio", note);
-        figures.add(&format!("speed_{name}"), figure);
+        figures.tell(&format!("speed_{name}"), speed, "ratio", note);
     }
-    let all = rows.iter().flat_map(|(_, courses)| courses);
-    let is_whole = !rows.is_empty() && rows.iter().all(|(_, courses)| courses.len() == WAYS.len());
-    let apart = all.map(ChoiceRun::apart).filter(|_| is_whole).largest();
+    let apart = WAYS.iter().flat_map(|(name, _)| rows.each(name, ChoiceRun::apart)).largest();
     let note = "of what was wanted: how far the mean size was from it, the worst guest of all ways";
     figures.tell("kept_apart", apart, "ratio", note);
-    let with_worker = rows.iter().flat_map(|(_, courses)| {
-        let ways = WAYS.iter().zip(courses).filter(|((_, way), _)| way.has_worker());
-        ways.map(|(_, course)| course)
-    });
-    let costs = with_worker.map(|course| course.cost);
+    let with_worker = || WAYS.iter().filter(|(_, way)| way.has_worker()).map(|(name, _)| *name);
+    let costs = with_worker().flat_map(|name| rows.each(name, |course| course.cost));
     let note = "of a vCPU's time, the dearest workload";
     figures.check("tracking_cost_max", costs.largest(), "ratio", note, Target::AtMost(BUDGET));
-    for (name, courses) in rows {
-        for ((way, _), course) in WAYS.iter().zip(courses) {
-            let figure = Figure::new(course.misses_per_million(), "misses/Mop", course.words());
-            figures.add(&format!("misses_{name}_{way}"), figure);
+    for ((name, _), courses) in WORKLOADS.iter().zip(&rows.0) {
+        for (way, course) in courses {
+            let misses = course.misses_per_million();
+            figures.tell(&format!("misses_{name}_{way}"), misses, "misses/Mop", course.words());
         }
-        for ((way, _), course) in WAYS.iter().zip(courses) {
+        for (way, course) in courses {
             let note = format!("{:.0} with all its memory", course.speed_before);
             figures.tell(&format!("speed_{name}_{way}"), course.speed, "ops/s", note);
         }
-        for ((way, _), course) in WAYS.iter().zip(courses).filter(|((_, way), _)| way.has_worker())
-        {
-            let figure = Figure::new(course.cost, "ratio", "what tracking took of a vCPU's time");
-            figures.add(&format!("tracking_cost_{name}_{way}"), figure);
+        for (way, course) in courses.iter().filter(|(way, _)| with_worker().any(|it| it == *way)) {
+            let note = "what tracking took of a vCPU's time";
+            figures.tell(&format!("tracking_cost_{name}_{way}"), course.cost, "ratio", note);
         }
     }
 }
@@ -382,20 +368,21 @@ mod tests {
         ChoiceRun { wanted, kept_mib, misses, read_mib, speed, speed_before, cost }
     }
 
-    /// By [`WAYS`].
-    fn rows() -> Vec<(&'static str, Vec<ChoiceRun>)> {
-        let courses = || [40.0, 50.0, 100.0, 200.0].map(course).to_vec();
-        WORKLOADS.iter().map(|(name, _)| (*name, courses())).collect()
+    /// By [`WAYS`], for each workload.
+    fn rows() -> Arms<ChoiceRun> {
+        let courses = [40.0, 50.0, 100.0, 200.0].map(course);
+        let round = || WAYS.iter().map(|(name, _)| *name).zip(courses).collect();
+        Arms(WORKLOADS.iter().map(|_| round()).collect())
     }
 
-    fn figures(rows: &[(&str, Vec<ChoiceRun>)]) -> Figures {
+    fn figures(rows: &Arms<ChoiceRun>) -> Figures {
         Figures::invented(SCENARIO.name, |figures| add_figures(figures, rows))
     }
 
     /// The rows with another course of one way, in the second workload.
     fn with(way: usize, change: impl Fn(&mut ChoiceRun)) -> Figures {
         let mut rows = rows();
-        change(&mut rows[1].1[way]);
+        change(&mut rows.0[1][way].1);
         figures(&rows)
     }
 
@@ -426,7 +413,7 @@ mod tests {
     #[test]
     fn choices_that_are_swapped_miss() {
         let mut swapped = rows();
-        swapped.iter_mut().for_each(|(_, courses)| courses.swap(0, 2));
+        swapped.0.iter_mut().for_each(|all| (all[0].0, all[2].0) = ("kernel", "ours"));
         assert!(!figures(&swapped).met("vs_kernel"));
     }
 
@@ -435,7 +422,7 @@ mod tests {
         let unread = with(0, |course| course.misses = f64::NAN);
         let stopped = with(2, |course| course.speed = f64::NAN);
         let mut rows = rows();
-        rows[2].1.pop();
+        rows.0[2].pop();
         let missing = figures(&rows);
         assert!(unread.value("vs_kernel").is_nan());
         assert!(stopped.value("attached_vs_kernel").is_nan());
@@ -443,6 +430,6 @@ mod tests {
         assert!(missing.value("kept_apart").is_nan());
         let costly = with(1, |course| course.cost = f64::NAN);
         assert!(!costly.met("tracking_cost_max"));
-        assert!(figures(&[]).value("kept_apart").is_nan());
+        assert!(figures(&Arms::default()).value("kept_apart").is_nan());
     }
 }

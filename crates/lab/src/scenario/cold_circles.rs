@@ -56,6 +56,8 @@ enum PagingArm {
     Ours,
 }
 
+const ARMS: [(&str, PagingArm); 2] = [("kernel", PagingArm::Kernel), ("ours", PagingArm::Ours)];
+
 /// One arm of a round: the guests' work, and the host's.
 struct PagingRun {
     speeds: Vec<f64>,
@@ -67,15 +69,15 @@ struct PagingRun {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let _zram = Zram::new(ZRAM)?;
-    let (mut kernel, mut ours) = (Vec::new(), Vec::new());
+    let mut courses = Arms::default();
     for round in 1..=ROUNDS {
-        for (name, way) in [("kernel", PagingArm::Kernel), ("ours", PagingArm::Ours)] {
-            let course = course(context, way)?;
+        courses.turn(Order::Listed, &ARMS, |name, way| {
+            let course = course(context, *way)?;
             context.say(&format!("{round}, {name}: {}", course.words()));
-            if way == PagingArm::Kernel { kernel.push(course) } else { ours.push(course) }
-        }
+            Ok(course)
+        })?;
     }
-    Ok(figures(context, &kernel, &ours))
+    Ok(figures(context, &courses))
 }
 
 fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
@@ -151,10 +153,10 @@ impl PagingRun {
     }
 }
 
-fn figures(context: &Context, kernel: &[PagingRun], ours: &[PagingRun]) -> Figures {
+fn figures(context: &Context, courses: &Arms<PagingRun>) -> Figures {
     let mut figures = context.figures(SCENARIO.name, ROUNDS);
-    let ratio =
-        |of: &dyn Fn(&PagingRun) -> f64| mean(ours.iter().map(of)) / mean(kernel.iter().map(of));
+    let of = |arm: &str, of: &dyn Fn(&PagingRun) -> f64| mean(courses.each(arm, of));
+    let ratio = |what: &dyn Fn(&PagingRun) -> f64| of("ours", what) / of("kernel", what);
     for (place, (name, _)) in GUESTS.iter().enumerate() {
         let value = ratio(&|course| course.speeds[place]);
         let note = "work with our paging, to that with the kernel's own";
@@ -164,10 +166,10 @@ fn figures(context: &Context, kernel: &[PagingRun], ours: &[PagingRun]) -> Figur
     figures.tell("system_time", ratio(&|course| course.system_s), "ratio", note);
     let note = "memory of the guests' cgroup, ours to that with the kernel's own";
     figures.tell("memory", ratio(&|course| course.memory.as_mib()), "ratio", note);
-    for (name, courses) in [("kernel", kernel), ("ours", ours)] {
-        let value = mean(courses.iter().map(|course| course.read_mib_s));
+    for (name, _) in ARMS {
+        let value = of(name, &|course| course.read_mib_s);
         figures.tell(&format!("read_{name}"), value, "MiB/s", "read back");
-        let value = mean(courses.iter().map(|course| course.bad_bytes as f64));
+        let value = of(name, &|course| course.bad_bytes as f64);
         figures.check(&format!("bad_bytes_{name}"), value, "B", "wrong bytes", Target::Equals(0.0));
     }
     figures

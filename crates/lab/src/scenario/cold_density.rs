@@ -168,8 +168,8 @@ struct Stage {
 }
 
 /// One way, from few guests to too many.
+#[derive(Default)]
 struct DensityRun {
-    name: &'static str,
     stages: Vec<Stage>,
     /// The reason why it ended.
     end: String,
@@ -184,14 +184,12 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     // All guests read the image. Reading it here first charges its page cache to none of their
     // cgroups.
     std::io::copy(&mut std::fs::File::open(&programs.debian().image)?, &mut std::io::sink())?;
-    let mut courses = Vec::new();
-    for (name, way) in WAYS {
-        context.say(&format!("{name} ..."));
-        let course = course(context, &programs, name, way)?;
+    let courses = Arms::once(context, &WAYS, |_, way| {
+        let course = course(context, &programs, *way)?;
         context.say(&format!("  {} carried; {}", course.carried(), course.end));
-        courses.push(course);
-    }
-    let best = courses.iter().map(DensityRun::carried).max().unwrap_or(0);
+        Ok(course)
+    })?;
+    let best = courses.iter().map(|(_, course)| course.carried()).max().unwrap_or(0);
     context.say("control ...");
     let control = control(context, &programs, (best + 1).min(MOST))?;
     let mut figures = figures(context.figures(SCENARIO.name, 1), &courses, &control);
@@ -220,12 +218,7 @@ fn guest(
     }
 }
 
-fn course(
-    context: &Context,
-    programs: &Programs,
-    name: &'static str,
-    way: DensityArm,
-) -> Result<DensityRun, LabError> {
+fn course(context: &Context, programs: &Programs, way: DensityArm) -> Result<DensityRun, LabError> {
     // Values declared first are dropped last.
     let swaps = way != DensityArm::Plain;
     let on_disk = context.dir.join("host");
@@ -241,13 +234,7 @@ fn course(
     let at = DensityStep { way, host: &host, disk: disk.as_ref() };
     let daemon =
         (way == DensityArm::Overbook).then(|| at.manage(programs, &mut lab)).transpose()?;
-    let mut course = DensityRun {
-        name,
-        stages: Vec::new(),
-        end: String::new(),
-        bad_bytes: 0.0,
-        above: Bytes::ZERO,
-    };
+    let mut course = DensityRun::default();
     course.end = loop {
         if let Some(daemon) = &daemon {
             daemon.ensure_alive()?;
@@ -479,11 +466,8 @@ impl DensityRun {
     }
 }
 
-fn figures(mut figures: Figures, courses: &[DensityRun], control: &Stage) -> Figures {
-    let carried = |name: &str| {
-        let course = courses.iter().find(|course| course.name == name);
-        course.map_or(f64::NAN, |course| course.carried() as f64)
-    };
+fn figures(mut figures: Figures, courses: &Arms<DensityRun>, control: &Stage) -> Figures {
+    let carried = |name: &str| courses.number(name, |course| course.carried() as f64);
     // Without one of the others nothing is known of the best of them.
     let others = WAYS.iter().map(|(name, _)| *name).filter(|name| *name != "overbook");
     let best = others.map(carried).largest();
@@ -491,26 +475,21 @@ fn figures(mut figures: Figures, courses: &[DensityRun], control: &Stage) -> Fig
     figures.tell("density", carried("overbook") / carried("plain"), "ratio", note);
     let note = "guests that it carries more than the best of the others";
     figures.tell("more_than_others", carried("overbook") - best, "count", note);
-    for course in courses {
-        let figure = Figure::new(course.carried() as f64, "count", course.note());
-        figures.add(&format!("carried_{}", course.name), figure);
+    for (name, course) in courses.iter() {
+        figures.tell(&format!("carried_{name}"), carried(name), "count", course.note());
     }
     let note = format!("unlimited memory: {}", control.in_words().trim());
     figures.tell("loss_control", control.worst, "ratio", note);
-    let bad: f64 = courses.iter().map(|course| course.bad_bytes).sum();
+    let bad: f64 = courses.iter().map(|(_, course)| course.bad_bytes).sum();
     figures.tell("bad_bytes", bad, "B", "wrong bytes in all answers");
     figures
 }
 
-fn page(courses: &[DensityRun]) -> Page {
-    let points = |course: &DensityRun| {
-        course.stages.iter().map(|s| (s.guests as f64, s.worst * 100.0)).collect()
-    };
-    let chart = Chart::linear(
-        "% lost",
-        "guests",
-        courses.iter().map(|course| Curve { name: course.name.to_owned(), points: points(course) }),
-    );
+fn page(courses: &Arms<DensityRun>) -> Page {
+    let lines = courses.iter().map(|(name, course)| {
+        Curve::new(name, course.stages.iter().map(|s| (s.guests as f64, s.worst * 100.0)))
+    });
+    let chart = Chart::linear("% lost", "guests", lines);
     Page::of("Requests that the worst guest loses, by the number of guests", chart)
 }
 

@@ -72,31 +72,26 @@ struct Sweeps {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let zram = Zram::new(ZRAM)?;
-    let mut arms = Vec::new();
-    for (name, arm) in ARMS {
-        context.say(&format!("{name} ..."));
-        let sweeps = measure(context, arm)?;
-        let (woken, usual) = (&sweeps.woken, &sweeps.usual);
+    let arms = Arms::once(context, &ARMS, |_, arm| {
+        let sweeps = measure(context, *arm)?;
+        let Sweeps { woken, usual } = &sweeps;
         context.say(&format!("  {woken:.3?} s, else {usual:.3?} s"));
-        arms.push((name, sweeps));
-    }
+        Ok(sweeps)
+    })?;
     drop(zram);
     let mut figures = context.figures(SCENARIO.name, 1);
     add_figures(&mut figures, &arms);
     Ok(figures)
 }
 
-fn add_figures(figures: &mut Figures, arms: &[(&str, Sweeps)]) {
-    for (name, Sweeps { woken, usual }) in arms {
+fn add_figures(figures: &mut Figures, arms: &Arms<Sweeps>) {
+    for (name, Sweeps { woken, usual }) in arms.iter() {
         let usual = median(usual.iter().copied());
         let note = format!("until all {MIB} MiB were touched once; when none is out {usual:.3}");
-        let name = if *name == "paged" { String::new() } else { format!("_{name}") };
+        let name = if name == "paged" { String::new() } else { format!("_{name}") };
         figures.tell_rounds(&format!("return_s{name}"), woken.clone(), "s", note);
     }
-    let of = |wanted: &str| {
-        let found = arms.iter().find(|(name, _)| *name == wanted);
-        found.map_or(f64::NAN, |(_, sweeps)| median(sweeps.woken.iter().copied()))
-    };
+    let of = |arm: &str| arms.number(arm, |sweeps| median(sweeps.woken.iter().copied()));
     for (other, note) in [
         ("guest", "to the guest's own swap on a disk of 3,000 operations per second"),
         ("guest_fast", "to its own swap on a disk as fast as QEMU is"),
@@ -215,13 +210,13 @@ mod tests {
         ARMS.iter().zip(seconds).map(|((name, _), seconds)| (*name, of(seconds))).collect()
     }
 
-    fn figures(arms: &[(&str, Sweeps)]) -> Figures {
-        Figures::invented(SCENARIO.name, |figures| add_figures(figures, arms))
+    fn figures(arms: Vec<(&'static str, Sweeps)>) -> Figures {
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, &Arms(vec![arms])))
     }
 
     #[test]
     fn a_return_is_set_against_each_other_arm() {
-        let figures = figures(&arms());
+        let figures = figures(arms());
         let expected = [
             ("return_s", 0.4),
             ("return_s_kernel", 0.3),
@@ -237,14 +232,14 @@ mod tests {
     fn arms_that_are_swapped_or_missing_and_sweeps_that_were_not_timed_miss() {
         let mut swapped = arms();
         (swapped[0].0, swapped[2].0) = ("guest", "paged");
-        assert!(!figures(&swapped).met("return_s"));
-        assert!(!figures(&swapped).met("return_vs_guest"));
+        let swapped = figures(swapped);
+        assert!(!swapped.met("return_s") && !swapped.met("return_vs_guest"));
         let mut missing = arms();
         missing.remove(2);
         let mut unread = arms();
         unread[0].1.woken[1] = f64::NAN;
         for arms in [missing, unread, Vec::new()] {
-            assert!(figures(&arms).value("return_vs_guest").is_nan());
+            assert!(figures(arms).value("return_vs_guest").is_nan());
         }
     }
 }

@@ -32,11 +32,13 @@ const FILL_LIMIT: Duration = Duration::from_secs(180);
 const SETTLE: Duration = Duration::from_secs(5);
 const MEASURE: Duration = Duration::from_secs(25);
 
-/// One of the three ways.
-struct SwapArm {
-    name: &'static str,
-    disk: Disk,
-}
+const PLAIN: Disk = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO, cache: false };
+const NETWORK: &str = "network_memory";
+const WAYS: [(&str, Disk); 3] = [
+    ("disk", Disk { read_delay_us: READ_US, ..PLAIN }),
+    ("file", PLAIN),
+    (NETWORK, Disk { read_delay_us: READ_US, lent: SWAP, ..PLAIN }),
+];
 
 /// Measurements of one way.
 struct SwapFigures {
@@ -49,33 +51,14 @@ struct SwapFigures {
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let plain = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO, cache: false };
-    let ways = [
-        SwapArm { name: "disk", disk: Disk { read_delay_us: READ_US, ..plain } },
-        SwapArm { name: "file", disk: plain },
-        SwapArm {
-            name: "network memory",
-            disk: Disk { read_delay_us: READ_US, lent: SWAP, ..plain },
-        },
-    ];
-    let mut seen = Vec::new();
-    for way in &ways {
-        context.say(&format!("{} ...", way.name));
-        seen.push(course(context, way.disk)?);
-    }
-    let lines = ways.iter().zip(&seen).map(|(way, seen)| {
-        Line::new(way.name, (0_u32..).map(f64::from).zip(seen.rates.iter().copied()))
+    let seen = Arms::once(context, &WAYS, |_, disk| course(context, *disk))?;
+    let lines = seen.iter().map(|(name, seen)| {
+        Line::new(name, (0_u32..).map(f64::from).zip(seen.rates.iter().copied()))
     });
-    let chart = Chart {
-        unit: "accesses per second",
-        across: "seconds",
-        is_log: true,
-        lines: lines.collect(),
-        marks: Vec::new(),
-    };
-    let mut figures = figures(context, &ways, &seen);
-    let mut page = Page::default();
-    page.add("Accesses of a guest that lacks 32 of 128 MiB", chart);
+    let chart = Chart::linear("accesses per second", "seconds", lines);
+    let mut figures = figures(context, &seen);
+    let page =
+        Page::of("Accesses of a guest that lacks 32 of 128 MiB", Chart { is_log: true, ..chart });
     page.write(&context.dir, &mut figures)?;
     Ok(figures)
 }
@@ -109,22 +92,23 @@ fn sample(lab: &Lab) -> Result<(Instant, f64), LabError> {
     Ok((Instant::now(), lab.machine(GUEST)?.reported("ops")))
 }
 
-fn figures(context: &Context, ways: &[SwapArm], seen: &[SwapFigures]) -> Figures {
+fn figures(context: &Context, all: &Arms<SwapFigures>) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let rate = |i: usize| median(seen[i].rates.clone());
-    figures.tell("network_vs_disk", rate(2) / rate(0), "ratio", "accesses per second, medians");
+    let rate = |way: &str| all.number(way, |seen| median(seen.rates.clone()));
+    let note = "accesses per second, medians";
+    figures.tell("network_vs_disk", rate(NETWORK) / rate("disk"), "ratio", note);
     let note = "the same, to a file on this machine's own disk";
-    figures.tell("network_vs_file", rate(2) / rate(1), "ratio", note);
-    for (way, seen) in ways.iter().zip(seen) {
-        let name = way.name.replace(' ', "_");
+    figures.tell("network_vs_file", rate(NETWORK) / rate("file"), "ratio", note);
+    for (name, seen) in all.iter() {
         let note = "accesses of the guest, median second";
-        figures.tell(&format!("rate_{name}"), median(seen.rates.clone()), "1/s", note);
+        figures.tell(&format!("rate_{name}"), rate(name), "1/s", note);
         let us = seen.read_us_median as f64;
         let note = "half of the disk's reads took less, to a power of two";
         figures.tell(&format!("read_us_{name}"), us, "us", note);
     }
-    figures.tell("near", seen[2].near, "ratio", "of the reads: answered by the repository");
-    let forged = seen[2].forged as f64;
+    let near = all.number(NETWORK, |seen| seen.near);
+    figures.tell("near", near, "ratio", "of the reads: answered by the repository");
+    let forged = all.number(NETWORK, |seen| seen.forged as f64);
     let note = "pages that were not what had been written";
     figures.check("forged", forged, "count", note, Target::Equals(0.0));
     figures

@@ -126,6 +126,13 @@ impl FleetArm {
     }
 }
 
+const ARMS: [(&str, FleetArm); 4] = [
+    ("plain", FleetArm::Plain),
+    ("discard", FleetArm::Discard),
+    ("lazy", FleetArm::Lazy),
+    ("lazy_128k", FleetArm::LazySmall),
+];
+
 /// Memory of all guests.
 #[derive(Clone, Copy, Debug, Default)]
 struct FleetMemory {
@@ -146,56 +153,47 @@ struct FleetRun {
     dead: usize,
 }
 
-/// All courses.
-struct Courses {
-    plain: FleetRun,
-    discard: FleetRun,
-    lazy: FleetRun,
-    lazy_128k: FleetRun,
-}
-
 fn fig_7(context: &Context) -> Result<Figures, LabError> {
-    let courses = Courses::run(context)?;
+    let courses = courses(context)?;
     let mut figures = context.figures(FIG_7.name, 1);
     add_boots(&mut figures, &courses);
-    swap_figures(&mut figures, "lazy", &courses.lazy, true);
-    swap_figures(&mut figures, "lazy_128k", &courses.lazy_128k, true);
+    for (name, course) in courses.iter().filter(|(name, _)| name.starts_with("lazy")) {
+        swap_figures(&mut figures, name, course, true);
+    }
     Ok(figures)
 }
 
-fn add_boots(figures: &mut Figures, courses: &Courses) {
-    let Courses { plain, discard, lazy, lazy_128k } = courses;
-    let each = |course: &FleetRun| course.login.sum() / GUESTS as f64;
-    let saving = |course: &FleetRun| 1.0 - each(course) / each(plain);
+/// The ends of figures' names, and the arms whose guests report.
+const REPORTING: [(&str, &str); 3] =
+    [("", "lazy"), ("_discard", "discard"), ("_128k", "lazy_128k")];
+
+fn add_boots(figures: &mut Figures, courses: &Arms<FleetRun>) {
+    let each = |arm: &str| courses.number(arm, |course| course.login.sum() / GUESTS as f64);
     let note = "of what guests have after the boot without reports";
-    for (name, course) in
-        [("boot_saving", lazy), ("boot_saving_discard", discard), ("boot_saving_128k", lazy_128k)]
-    {
-        figures.tell(name, saving(course), "ratio", note);
+    for (end, arm) in REPORTING {
+        let saving = 1.0 - each(arm) / each("plain");
+        figures.tell(&format!("boot_saving{end}"), saving, "ratio", note);
     }
-    for (name, course) in [("boot_mb_plain", plain), ("boot_mb_lazy", lazy)] {
+    for (arm, paper) in [("plain", "120 MB"), ("lazy", "90 MB")] {
         let note = format!("of each of {GUESTS} guests of {} MiB", MEMORY.as_mib());
-        let paper = if name == "boot_mb_plain" { "120 MB" } else { "90 MB" };
-        figures.add(name, Figure::new(each(course), "MiB", note).paper(paper));
+        let figure = Figure::new(each(arm), "MiB", note).paper(paper);
+        figures.add(&format!("boot_mb_{arm}"), figure);
     }
     let taken_mib = f64::from(TAKEN_MB) * GUESTS as f64;
-    let back = |course: &FleetRun| 1.0 - course.grown() / taken_mib;
-    for (name, course) in
-        [("freed_back", lazy), ("freed_back_discard", discard), ("freed_back_128k", lazy_128k)]
-    {
+    for (end, arm) in REPORTING {
+        let grown = courses.number(arm, FleetRun::grown);
         let note = format!(
             "of {taken_mib} MiB taken and freed in turn: what guests have more than after the \
-             boot is {:.0} MiB",
-            course.grown()
+             boot is {grown:.0} MiB"
         );
-        figures.tell(name, back(course), "ratio", note);
+        figures.tell(&format!("freed_back{end}"), 1.0 - grown / taken_mib, "ratio", note);
     }
 }
 
 fn fig_8(context: &Context) -> Result<Figures, LabError> {
-    let courses = Courses::run(context)?;
+    let courses = courses(context)?;
     let mut figures = context.figures(FIG_8.name, 1);
-    for (name, course) in courses.named() {
+    for (name, course) in courses.iter() {
         let after = |turn: usize| course.turns.get(turn - 1).map_or(f64::NAN, |m| m.resident_mib);
         let note = format!(
             "resident; {:.0} after the boot, {:.0} after five turns, {:.0} after ten, {:.0} after fifteen, beside {:.0} in swap",
@@ -211,18 +209,19 @@ fn fig_8(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn add_growth(figures: &mut Figures, courses: &Courses) {
+fn add_growth(figures: &mut Figures, courses: &Arms<FleetRun>) {
     let note = "how much more guests have at the end than after the boot, to that without reports";
-    for (name, course) in [("lazy", &courses.lazy), ("lazy_128k", &courses.lazy_128k)] {
-        let ratio = course.grown() / courses.plain.grown();
+    let grown = |arm: &str| courses.number(arm, FleetRun::grown);
+    for name in ["lazy", "lazy_128k"] {
+        let ratio = grown(name) / grown("plain");
         figures.tell(&format!("growth_{name}_to_plain"), ratio, "ratio", note);
     }
 }
 
 fn fig_9(context: &Context) -> Result<Figures, LabError> {
-    let courses = Courses::run(context)?;
+    let courses = courses(context)?;
     let mut figures = context.figures(FIG_9.name, 1);
-    for (name, course) in courses.named() {
+    for (name, course) in courses.iter() {
         swap_figures(&mut figures, name, course, name.starts_with("lazy"));
     }
     Ok(figures)
@@ -274,25 +273,9 @@ impl FleetRun {
     }
 }
 
-impl Courses {
-    fn run(context: &Context) -> Result<Self, LabError> {
-        let _swap = SwapFile::new(&context.dir, SWAP)?;
-        let run = |name: &str, way| {
-            context.say(&format!("{name} ..."));
-            course(context, way)
-        };
-        Ok(Self {
-            plain: run("plain", FleetArm::Plain)?,
-            discard: run("discard", FleetArm::Discard)?,
-            lazy: run("lazy", FleetArm::Lazy)?,
-            lazy_128k: run("lazy_128k", FleetArm::LazySmall)?,
-        })
-    }
-
-    fn named(&self) -> [(&'static str, &FleetRun); 4] {
-        let Self { plain, discard, lazy, lazy_128k } = self;
-        [("plain", plain), ("discard", discard), ("lazy", lazy), ("lazy_128k", lazy_128k)]
-    }
+fn courses(context: &Context) -> Result<Arms<FleetRun>, LabError> {
+    let _swap = SwapFile::new(&context.dir, SWAP)?;
+    Arms::once(context, &ARMS, |_, arm| course(context, *arm))
 }
 
 fn course(context: &Context, way: FleetArm) -> Result<FleetRun, LabError> {
@@ -426,38 +409,40 @@ mod tests {
     }
 
     /// Guests that report need 1,200 of 2,000 MiB after the boot, and grow by 76.8.
-    fn courses() -> Courses {
+    fn courses() -> Vec<FleetRun> {
         let reporting = || course(1_200.0, 1_276.8);
-        let plain = course(2_000.0, 9_680.0);
-        Courses { plain, discard: reporting(), lazy: reporting(), lazy_128k: reporting() }
+        vec![course(2_000.0, 9_680.0), reporting(), reporting(), reporting()]
     }
 
-    fn boots(courses: &Courses) -> Figures {
-        Figures::invented(FIG_7.name, |figures| add_boots(figures, courses))
-    }
-
-    fn growth(courses: &Courses) -> f64 {
-        let mut figures = Figures::new(FIG_8.name, "m".into(), 1, 1);
-        add_growth(&mut figures, courses);
-        figures.value("growth_lazy_to_plain")
+    /// `courses`: by [`ARMS`].
+    fn boots(courses: Vec<FleetRun>) -> Figures {
+        let courses = Arms(vec![ARMS.iter().map(|arm| arm.0).zip(courses).collect()]);
+        Figures::invented(FIG_7.name, |figures| {
+            add_boots(figures, &courses);
+            add_growth(figures, &courses);
+        })
     }
 
     #[test]
     fn savings_are_to_guests_without_reports_and_what_comes_back_to_what_was_taken() {
-        let figures = boots(&courses());
-        figures.assert_near(&[("boot_saving", 0.4), ("freed_back", 0.99)]);
-        assert!((growth(&courses()) - 0.01).abs() < 1e-9);
+        boots(courses()).assert_near(&[
+            ("boot_saving", 0.4),
+            ("freed_back", 0.99),
+            ("growth_lazy_to_plain", 0.01),
+        ]);
     }
 
     #[test]
     fn courses_that_are_swapped_and_memory_that_was_not_read_miss() {
-        let met = |courses: &Courses, name: &str| boots(courses).met(name);
-        assert!(met(&courses(), "boot_saving") && met(&courses(), "freed_back"));
-        let Courses { plain: lazy, lazy: plain, .. } = courses();
-        assert!(!met(&Courses { plain, lazy, ..courses() }, "boot_saving"));
+        assert!(boots(courses()).met("boot_saving") && boots(courses()).met("freed_back"));
+        let mut swapped = courses();
+        swapped.swap(0, 2);
+        assert!(!boots(swapped).met("boot_saving"));
         for lazy in [course(f64::NAN, 1_276.8), course(1_200.0, f64::NAN)] {
-            let courses = Courses { lazy, ..courses() };
-            assert!(!met(&courses, "freed_back") && growth(&courses).is_nan());
+            let mut unread = courses();
+            unread[2] = lazy;
+            let figures = boots(unread);
+            assert!(!figures.met("freed_back") && figures.value("growth_lazy_to_plain").is_nan());
         }
     }
 }

@@ -11,9 +11,11 @@
 //! stands for all mixes.
 
 use super::prelude::*;
+use crate::arms::ROUNDS;
+use crate::kim::course::SharingRun;
 use crate::kim::jobs::{CG, Job, PI, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::{ADAPTIVE_CSD, CONTROLLERS};
-use crate::kim::trial::{GROUP, Mix, ROUNDS, Trial, geometric_mean};
+use crate::kim::trial::{GROUP, Mix, Trial};
 
 pub(super) const SINGLE: Scenario = Scenario {
     name: "kim-fig5",
@@ -76,23 +78,22 @@ fn add_gains(figures: &mut Figures, trial: &Trial) {
     }
     for against in ["static_5", "static_50", "baseline"] {
         let note = "speed of all guests of all mixes, geometric mean";
-        let figure = Figure::of_rounds(overall_gains(trial, against), "ratio", note);
-        figures.add(&format!("csd_vs_{against}"), figure);
+        let gains = across(&gains(trial, against), geometric_mean);
+        figures.tell_rounds(&format!("csd_vs_{against}"), gains, "ratio", note);
     }
 }
 
 /// The speed of all guests of each mix together under Adaptive-CSD, divided by that under
 /// `against`, by round.
 fn gains(trial: &Trial, against: &str) -> Vec<Vec<f64>> {
-    let of = |mix: &Mix| trial.gains(mix.name, CSD, against, |_| true);
-    trial.mixes().iter().map(of).collect()
+    trial.mixes().iter().map(|(mix, _)| trial.gains(mix.name, CSD, against, |_| true)).collect()
 }
 
 /// The gains in the mix whose interval begins lowest; those of a mix that was not measured in all
 /// rounds come before all others.
 fn least_gain(trial: &Trial, against: &str) -> (Vec<f64>, String) {
     let gains = gains(trial, against);
-    let names = trial.mixes().iter().map(|mix| mix.name);
+    let names = trial.mixes().iter().map(|(mix, _)| mix.name);
     let words: Vec<String> = names
         .zip(&gains)
         .map(|(name, gains)| {
@@ -109,28 +110,15 @@ fn least_gain(trial: &Trial, against: &str) -> (Vec<f64>, String) {
     (least.unwrap_or_default(), format!("speed of all guests, worst of {}", words.join(", ")))
 }
 
-/// The geometric mean over all mixes, by round.
-fn overall_gains(trial: &Trial, against: &str) -> Vec<f64> {
-    let gains = gains(trial, against);
-    let of = |round: usize| {
-        let each = gains.iter().map(|gains| gains.get(round).copied().unwrap_or(f64::NAN));
-        geometric_mean(each)
-    };
-    (0..trial.rounds()).map(of).collect()
-}
-
 /// Adds the CPU time that scanning and merging themselves took.
 fn add_cpu(figures: &mut Figures, trial: &Trial) {
     for setting in CONTROLLERS {
-        let (mut seconds, mut courses) = (0.0, 0.0);
-        for mix in trial.mixes() {
-            for course in trial.courses(mix.name, setting.name) {
-                let last = course.ticks.last().and_then(|tick| tick.worker_cpu_s(GROUP));
-                seconds += last.unwrap_or(f64::NAN);
-                courses += 1.0;
-            }
-        }
-        let share = seconds / (WINDOW.as_secs_f64() * courses);
+        let seconds = |course: &SharingRun| {
+            let last = course.ticks.last().and_then(|tick| tick.worker_cpu_s(GROUP));
+            last.unwrap_or(f64::NAN)
+        };
+        let all = trial.mixes().iter().flat_map(|(_, courses)| courses.each(setting.name, seconds));
+        let share = mean(all) / WINDOW.as_secs_f64();
         let note = "of one CPU: the group's worker, all mixes and rounds";
         let name = format!("worker_cpu_{}", setting.name);
         figures.tell(&name, share * 100.0, "%", note);
@@ -140,7 +128,6 @@ fn add_cpu(figures: &mut Figures, trial: &Trial) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kim::setting::BASELINE;
 
     /// Speeds of four guests under the baseline and each controller, of which Adaptive-CSD is the
     /// last.
@@ -152,10 +139,10 @@ mod tests {
     fn trial(rounds: &[[Round; 2]]) -> Trial {
         let mixes =
             [SORT, WORDCOUNT].map(|job| Mix { name: job.name, jobs: vec![job, job, CG, CG] });
-        let settings = [&[BASELINE], &CONTROLLERS[..]].concat();
         let of_mix = |mix: &Round| mix.iter().map(|speed| vec![*speed; 4]).collect();
-        let rounds = rounds.iter().map(|round| round.iter().map(of_mix).collect()).collect();
-        Trial::of_speeds(mixes.to_vec(), settings, rounds)
+        let rounds: Vec<_> =
+            rounds.iter().map(|round| round.iter().map(of_mix).collect()).collect();
+        Trial::of_speeds(mixes.to_vec(), &CONTROLLERS, &rounds)
     }
 
     fn figures(rounds: &[[Round; 2]]) -> Figures {

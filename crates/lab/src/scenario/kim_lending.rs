@@ -10,10 +10,10 @@
 use model::{DedupSpec, GroupName, Policy};
 
 use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, LATER, RECORDS};
 use crate::kim::setting::{Setting, settings};
-use crate::kim::trial::{ROUNDS, geometric_mean, in_turn};
 
 pub(super) const SPEEDS: Scenario = Scenario {
     name: "kim-fig14",
@@ -50,17 +50,16 @@ const B: &str = "b";
 
 /// The groups of A's and B's guests, and whether groups lend.
 struct LendingArm {
-    name: &'static str,
     groups: [&'static str; 2],
     lend: bool,
 }
 
-const GRP: LendingArm = LendingArm { name: "grp", groups: [A, B], lend: false };
-const GRP_M: LendingArm = LendingArm { name: "grp_m", groups: [A, B], lend: true };
-const NOGRP: LendingArm = LendingArm { name: "nogrp", groups: ["all", "all"], lend: false };
-
 /// The arms of a round.
-const ARMS: [LendingArm; 3] = [GRP, GRP_M, NOGRP];
+const ARMS: [(&str, LendingArm); 3] = [
+    ("grp", LendingArm { groups: [A, B], lend: false }),
+    ("grp_m", LendingArm { groups: [A, B], lend: true }),
+    ("nogrp", LendingArm { groups: ["all", "all"], lend: false }),
+];
 
 /// A course, with the names of the guests of A and of B.
 struct LendingResult {
@@ -68,15 +67,19 @@ struct LendingResult {
     guests: [Vec<String>; 2],
 }
 
-fn outcome(context: &Context, way: &LendingArm) -> Result<LendingResult, LabError> {
-    let [a, b] = way.groups;
+fn outcome(
+    context: &Context,
+    name: &'static str,
+    arm: &LendingArm,
+) -> Result<LendingResult, LabError> {
+    let [a, b] = arm.groups;
     let of_a = jobs::group(a, &[LATER; 3], context.seed);
     let of_b = jobs::group(b, &[RECORDS; 2], context.seed + of_a.len() as u64);
     let names = |guests: &[MachineSpec]| guests.iter().map(|guest| guest.name.clone()).collect();
     let guests = [names(&of_a), names(&of_b)];
-    let daemon = Some(settings(DedupSpec::Adaptive, Policy::Demand, way.lend));
-    let setting = Setting { name: way.name, daemon };
-    context.say(&format!("{} ...", way.name));
+    let daemon = Some(settings(DedupSpec::Adaptive, Policy::Demand, arm.lend));
+    let setting = Setting { name, daemon };
+    context.say(&format!("{name} ..."));
     let course =
         course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, Duration::ZERO, WINDOW)?;
     Ok(LendingResult { course, guests })
@@ -117,23 +120,21 @@ impl LendingResult {
 }
 
 fn run_speeds(context: &Context) -> Result<Figures, LabError> {
-    let mut rounds = Vec::new();
+    let mut results = Arms::default();
     for round in 1..=ROUNDS {
         context.say(&format!("Round {round} of {ROUNDS} ..."));
-        rounds.push(in_turn(round, &ARMS, |arm| outcome(context, arm))?);
+        results.turn(Order::Alternating, &ARMS, |name, arm| outcome(context, name, arm))?;
     }
     let mut figures = context.figures(SPEEDS.name, ROUNDS);
-    add_speeds(&mut figures, &rounds);
+    add_speeds(&mut figures, &results);
     Ok(figures)
 }
 
-/// `rounds`: the results of each by [`ARMS`].
-fn add_speeds(figures: &mut Figures, rounds: &[Vec<LendingResult>]) {
-    let gains = |one: usize, other: usize, which: usize| {
-        let of = |round: &Vec<LendingResult>| round[one].gains(&round[other])[which];
-        rounds.iter().map(of).collect::<Vec<f64>>()
+fn add_speeds(figures: &mut Figures, results: &Arms<LendingResult>) {
+    let gains = |one: &str, other: &str, which: usize| {
+        results.both(one, other, |one, other| one.gains(other)[which])
     };
-    let [grp, grp_m, nogrp] = [0, 1, 2];
+    let [grp, grp_m, nogrp] = ARMS.map(|(name, _)| name);
     let [a, b, all] = [0, 1, 2];
     let note = "speed, lending to not lending: geometric mean of both groups";
     figures.tell_rounds("lending_vs_grp", gains(grp_m, grp, all), "ratio", note);
@@ -149,19 +150,19 @@ fn add_speeds(figures: &mut Figures, rounds: &[Vec<LendingResult>]) {
     let note = "speed, lending to one group of all: geometric mean of both groups";
     let figure = Figure::of_rounds(gains(grp_m, nogrp, all), "ratio", note).paper("1.15");
     figures.add("lending_vs_nogrp", figure);
-    let most = rounds.iter().map(|round| round[grp_m].most_lent()).collect();
+    let most = results.each(grp_m, LendingResult::most_lent);
     figures.tell_rounds("lent_most", most, "MiB", "the most at once");
 }
 
 fn run_memory(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(MEMORY.name, 1);
     let (mut of_a, mut of_b, mut page) = (Vec::new(), Vec::new(), Page::default());
-    for way in ARMS {
-        let outcome = outcome(context, &way)?;
+    for (name, arm) in &ARMS {
+        let outcome = outcome(context, name, arm)?;
         for (lines, guests) in [&mut of_a, &mut of_b].into_iter().zip(&outcome.guests) {
-            lines.push(outcome.course.line(way.name, |tick| tick.allocated_to_all_mib(guests)));
+            lines.push(outcome.course.line(name, |tick| tick.allocated_to_all_mib(guests)));
         }
-        if way.lend {
+        if arm.lend {
             add_loan(&mut figures, &outcome);
             let points = outcome.lent();
             page.add("What A lends", chart(vec![Line::new("lent", points)]));
@@ -212,8 +213,10 @@ mod tests {
     ];
 
     fn figures(rounds: &[[&[f64]; 3]]) -> Figures {
-        let rounds: Vec<_> = rounds.iter().map(|round| round.map(result).into()).collect();
-        Figures::invented(SPEEDS.name, |figures| add_speeds(figures, &rounds))
+        let names = ARMS.map(|(name, _)| name);
+        let rounds = rounds.iter().map(|round| names.into_iter().zip(round.map(result)).collect());
+        let results = Arms(rounds.collect());
+        Figures::invented(SPEEDS.name, |figures| add_speeds(figures, &results))
     }
 
     const CLAIMED: [&str; 3] = ["lending_vs_grp", "lending_vs_grp_a", "lending_vs_grp_b"];

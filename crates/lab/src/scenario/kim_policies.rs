@@ -8,9 +8,10 @@
 //! on six paired rounds. The other jobs, which have none, run once.
 
 use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::kim::jobs::{CG, Job, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::POLICIES;
-use crate::kim::trial::{Mix, ROUNDS, Trial};
+use crate::kim::trial::{Mix, Trial};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig8",

@@ -26,37 +26,31 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const WINDOW: Duration = Duration::from_secs(90);
-const ADAPTIVE: [&str; 3] = ["c", "cs", "csd"];
 /// The first three seconds do not count: the controllers have three periods to react.
 const EARLY_S: std::ops::Range<f64> = 3.0..30.0;
 const LATE_S: std::ops::Range<f64> = 45.0..90.0;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mix = jobs::group(GROUP, &[SORT, SORT, CG, CG], context.seed);
-    let mut courses = Vec::new();
-    for setting in CONTROLLERS.iter().filter(|setting| ADAPTIVE.contains(&setting.name)) {
-        context.say(&format!("sort under {} ...", setting.name));
-        let course = course::run(context, &mix, setting, Duration::ZERO, WINDOW)?;
-        courses.push((setting.name, course));
-    }
+    let [_, _, c, cs, csd] = CONTROLLERS;
+    let courses = Arms::once(context, &[c, cs, csd].map(|it| (it.name, it)), |_, setting| {
+        course::run(context, &mix, setting, Duration::ZERO, WINDOW)
+    })?;
     let mut figures = context.figures(SCENARIO.name, 1);
     add_figures(&mut figures, &courses);
     page(&mix, &courses).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-fn add_figures(figures: &mut Figures, courses: &[(&str, SharingRun)]) {
+fn add_figures(figures: &mut Figures, courses: &Arms<SharingRun>) {
     for (when, seconds) in [("early", EARLY_S), ("late", LATE_S)] {
-        let mut rates = Vec::new();
-        for (name, course) in courses {
-            let rate = mean_rate(course, &seconds);
+        let rate = |name: &str| courses.number(name, |course| mean_rate(course, &seconds));
+        for (name, _) in courses.iter() {
             let note = format!("mean from {:.0} to {:.0} s", seconds.start, seconds.end);
-            figures.tell(&format!("rate_{name}_{when}"), rate, "pages/ms", note);
-            rates.push((*name, rate));
+            figures.tell(&format!("rate_{name}_{when}"), rate(name), "pages/ms", note);
         }
-        let rate = |of: &str| rates.iter().find(|(name, _)| *name == of).map_or(f64::NAN, |r| r.1);
         let (name, ratio, note) = if when == "early" {
-            let least = rate("cs").min(rate("csd"));
+            let least = [rate("cs"), rate("csd")].into_iter().smallest();
             let note = "rate of Adaptive-C to the slower of the two others, early";
             ("c_vs_others_early", rate("c") / least, note)
         } else {
@@ -73,14 +67,14 @@ fn mean_rate(course: &SharingRun, seconds: &std::ops::Range<f64>) -> f64 {
     mean(ticks.map(|tick| tick.scan_rate(GROUP)))
 }
 
-fn page(mix: &[MachineSpec], courses: &[(&str, SharingRun)]) -> Page {
+fn page(mix: &[MachineSpec], courses: &Arms<SharingRun>) -> Page {
     let total = |of: fn(&Tick, &str) -> Option<f64>| {
         move |tick: &Tick| mix.iter().filter_map(|guest| of(tick, &guest.name)).sum::<f64>()
     };
     let merged = total(|tick, vm| Some(tick.merged_mib(vm)));
     let swapped = total(Tick::swapped_mib);
     let mut page = Page::default();
-    for (name, course) in courses {
+    for (name, course) in courses.iter() {
         let over_time = |of: &dyn Fn(&Tick) -> f64| -> Vec<(f64, f64)> {
             course.ticks.iter().map(|tick| (tick.at_s, of(tick))).collect()
         };

@@ -8,9 +8,9 @@ pub(super) const DAEMON: &[&str] =
     &["crates/drivers/src", "crates/overbook/src/daemon", "crates/overbook/src/daemon.rs"];
 pub(super) const DISKS: &[&str] = &["crates/disks/src", "crates/pageserver/src"];
 /// The instruments of the experiments on groups.
-pub(super) const KIM: &[&str] = &["crates/lab/src/kim"];
+pub(super) const KIM: &[&str] = &["crates/lab/src/arms.rs", "crates/lab/src/kim"];
 /// The instruments of the experiments on working sets and balance.
-pub(super) const MEB: &[&str] = &["crates/lab/src/meb"];
+pub(super) const MEB: &[&str] = &["crates/lab/src/arms.rs", "crates/lab/src/meb"];
 pub(super) const PAGES: &[&str] = &["crates/pages/src"];
 pub(super) const POLICY: &[&str] = &["crates/model/src", "crates/policy/src"];
 pub(super) const POOL: &[&str] = &["crates/cluster/src", "crates/overbook/src/pool"];

@@ -36,8 +36,8 @@ use model::{PagesPerMs, TrackingBudget};
 
 use super::dedup_vs_ksm::anonymous_mib;
 use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::ksm::{self, Ksm};
-use crate::meb::pairs::LEAST_COUNT;
 use crate::meb::progress::Lines;
 use crate::pinning::{self, Pinned};
 use crate::slow_disk::SlowDisk;
@@ -136,14 +136,13 @@ const CPUS: [usize; 2] = [0, 1];
 const ALL: usize = 1 + OTHERS.len();
 /// The arms of a round with short memory.
 const ARMS: [(&str, TableArm); 4] = [
-    ("none", TableArm::Nothing),
-    ("static", TableArm::Static),
+    (NONE, TableArm::Nothing),
+    (STATIC, TableArm::Static),
     ("dynamic", TableArm::Dynamic),
     ("ksm", TableArm::Kernel),
 ];
-const NONE: usize = 0;
-const STATIC: usize = 1;
-const ROUNDS: usize = LEAST_COUNT;
+const NONE: &str = "none";
+const STATIC: &str = "static";
 /// Pages in a millisecond.
 const RATE: u32 = 10;
 const SWAP: Bytes = Bytes::mib(2048);
@@ -169,8 +168,8 @@ enum TableArm {
     Kernel,
 }
 
-/// The courses of one round, by [`ARMS`].
-type TableRound = [Vec<TableStage>; ARMS.len()];
+/// The stages of each course.
+type Courses = Arms<Vec<TableStage>>;
 
 /// A time of a stage.
 type TimeOf = fn(&TableStage) -> f64;
@@ -222,22 +221,14 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some MiB")]
     let small = Bytes::mib(small_mib as u64);
-    let mut rounds: Vec<TableRound> = Vec::new();
+    let mut courses = Courses::default();
     for number in 1..=ROUNDS {
-        let mut order: Vec<usize> = (0..ARMS.len()).collect();
-        if number % 2 == 0 {
-            order.reverse();
-        }
-        let mut round = TableRound::default();
-        for arm in order {
-            let (name, way) = ARMS[arm];
-            let name = format!("round {number}: {name}, {small}");
-            round[arm] = course(&name, way, Some(small), timed.counts)?;
-        }
-        rounds.push(round);
+        courses.turn(Order::Alternating, &ARMS, |name, way| {
+            course(&format!("round {number}: {name}, {small}"), *way, Some(small), timed.counts)
+        })?;
     }
-    let mut figures = context.figures(timed.scenario, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
-    add_slopes(&mut figures, timed, &rounds);
+    let mut figures = context.figures(timed.scenario, ROUNDS);
+    add_slopes(&mut figures, timed, &courses);
     let note = format!(
         "{ALL} VMs with static to none, where memory is large; none {}; static {}",
         in_words(&[none]),
@@ -247,30 +238,30 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
     figures.tell("static_vs_none_large", ratio, "ratio", note);
     let note = format!("what all may have; {ALL} VMs want {wanted_mib:.0}, merged {merged_mib:.0}");
     figures.tell("small_mib", small.as_mib(), "MiB", note);
-    page(timed, &rounds[0]).write(&context.dir, &mut figures)?;
+    page(timed, &courses).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
 /// Adds the increase of the timed guest's time from one VM to all: of each arm, and of the table
 /// less that of no merging in the same round.
-fn add_slopes(figures: &mut Figures, timed: &Timed, rounds: &[TableRound]) {
+fn add_slopes(figures: &mut Figures, timed: &Timed, courses: &Courses) {
     let mean: (_, TimeOf, _) = (timed.mean_slope, TableStage::mean_in_clocks, "mean over all");
     let median_slope = timed.median_slope.map(|name| {
         (name, (|stage: &TableStage| stage.in_clocks) as TimeOf, "median over seconds")
     });
     for (kind, time, how) in median_slope.into_iter().chain([mean]) {
-        for (arm, (name, _)) in ARMS.iter().enumerate() {
-            let each = rounds.iter().map(|round| in_words(&round[arm]));
+        for (name, _) in ARMS {
+            let each = courses.of(name).map(|stages| in_words(stages));
             let each = each.collect::<Vec<_>>().join(" / ");
             let note = format!("longer with {ALL} VMs than with one, {how}; {each}");
-            let slopes = rounds.iter().map(|round| slope(&round[arm], time)).collect();
+            let slopes = courses.each(name, |stages| slope(stages, time));
             let figure = Figure::of_rounds(slopes, "ratio", note);
-            let name = if arm == STATIC { kind.to_owned() } else { format!("{kind}_{name}") };
+            let name = if name == STATIC { kind.to_owned() } else { format!("{kind}_{name}") };
             figures.add(&name, figure.paper("SMD: almost the same; KSM: grows"));
         }
-        let less = |round: &TableRound| slope(&round[STATIC], time) - slope(&round[NONE], time);
+        let less = courses.both(STATIC, NONE, |table, none| slope(table, time) - slope(none, time));
         let note = "the increase with the table less that without merging, in the same round";
-        let figure = Figure::of_rounds(rounds.iter().map(less).collect(), "ratio", note);
+        let figure = Figure::of_rounds(less, "ratio", note);
         figures.add(&format!("{kind}_to_none"), figure);
     }
 }
@@ -438,10 +429,11 @@ fn in_words(stages: &[TableStage]) -> String {
     stages.iter().map(word).collect::<Vec<_>>().join("; ")
 }
 
-fn page(timed: &Timed, round: &TableRound) -> Page {
+fn page(timed: &Timed, courses: &Courses) -> Page {
     let point = |stage: &TableStage| (stage.vms as f64, stage.mean_in_clocks());
-    let lines = ARMS.iter().zip(round);
-    let lines = lines.map(|((name, _), stages)| Line::new(name, stages.iter().map(point)));
+    // In the first round the arms ran as they are listed.
+    let lines = courses.0.iter().take(1).flatten();
+    let lines = lines.map(|(name, stages)| Line::new(name, stages.iter().map(point)));
     let chart = Chart::linear("of the clock's", "VMs", lines);
     Page::of(timed.title, chart)
 }

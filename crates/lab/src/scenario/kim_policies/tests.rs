@@ -1,7 +1,6 @@
 //! Figures of invented speeds, without guests: two that sort and two that compute.
 
 use super::*;
-use crate::kim::setting::BASELINE;
 
 /// One round: speeds under the baseline and the three policies.
 type Round = [[f64; 4]; 4];
@@ -16,9 +15,8 @@ const GOOD: Round = [
 
 fn figures(rounds: &[Vec<Vec<f64>>]) -> Figures {
     let mixes = vec![Mix { name: SORT.name, jobs: vec![SORT, SORT, CG, CG] }];
-    let settings = [&[BASELINE], &POLICIES[..]].concat();
-    let rounds = rounds.iter().map(|round| vec![round.clone()]).collect();
-    let trial = Trial::of_speeds(mixes, settings, rounds);
+    let rounds: Vec<_> = rounds.iter().map(|round| vec![round.clone()]).collect();
+    let trial = Trial::of_speeds(mixes, &POLICIES, &rounds);
     Figures::invented(SCENARIO.name, |figures| add_gains(figures, &trial))
 }
 
