@@ -147,8 +147,8 @@ impl Context {
     ///
     /// # Errors
     /// As for [`Lab::start`].
-    pub fn start(&self, guests: &[MachineSpec]) -> Result<Lab, LabError> {
-        Lab::start(&self.dir, &self.provisions, guests)
+    pub fn start(&self, guests: impl IntoIterator<Item = MachineSpec>) -> Result<Lab, LabError> {
+        Lab::start(&self.dir, &self.provisions, &guests.into_iter().collect::<Vec<_>>())
     }
 
     /// Prints progress for the user.
@@ -175,9 +175,7 @@ pub struct Scenario {
     pub name: &'static str,
     /// Its purpose, in one line.
     pub summary: &'static str,
-    /// Its own source: `file!()`.
-    pub file: &'static str,
-    /// The files and directories that it measures.
+    /// Its own source (`file!()`), and the files and directories that it measures.
     pub measures: &'static [&'static [&'static str]],
     /// Its claims, and figures that are told.
     pub claims: &'static [Claim],
@@ -188,8 +186,7 @@ pub struct Scenario {
 impl Scenario {
     /// All sources whose change makes its record stale.
     pub fn sources(&self) -> impl Iterator<Item = &'static str> {
-        let measured = self.measures.iter().copied().flatten().copied();
-        std::iter::once(self.file).chain(measured)
+        self.measures.iter().copied().flatten().copied()
     }
 }
 

@@ -57,7 +57,7 @@ pub fn run(
     warm_up: Duration,
     window: Duration,
 ) -> Result<SharingRun, LabError> {
-    let course = follow(context.start(mix)?, setting, warm_up, window)?;
+    let course = follow(context.start(mix.to_vec())?, setting, warm_up, window)?;
     context.say(&course.in_words());
     Ok(course)
 }

@@ -175,7 +175,7 @@ impl Table {
             guest.cgroup = Some(group.dir().to_owned());
             groups.push(group);
         }
-        let lab = context.start(&guests)?;
+        let lab = context.start(guests)?;
         progress::wait_until_working(&lab, FILL_LIMIT)?;
         let mut held = Vec::new();
         for ((machine, group), member) in lab.machines().iter().zip(&groups).zip(self.members) {

@@ -20,8 +20,7 @@ use crate::meb::workloads::{ALL, Workload};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-accuracy",
     summary: "working sets and curves of guests without the shim, against every access they made",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS, measured::TRACER],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS, measured::TRACER],
     claims: claims! {
         "wss_accuracy_mean" >= 0.952 => "ratio",
             "The working set of ten workloads is right with nothing loaded, against every access",
@@ -81,7 +80,7 @@ fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabE
         AccuracySource::Outside.guest(workload, place, context.seed)
     };
     let specs: Vec<_> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs.clone())?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut pairs = vec![Pairs::default(); specs.len()];
     let rates = |lab: &Lab| progress::rates(lab, BEGINNING, WINDOW);

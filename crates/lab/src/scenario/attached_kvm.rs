@@ -19,8 +19,7 @@ use crate::meb::watch::{Watch, wait_until_tracked};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-kvm",
     summary: "a guest under KVM is tracked and paged from outside, and no byte is lost",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Under KVM with nested paging no byte is lost when half of a guest is paged out and \
@@ -94,7 +93,7 @@ fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
         small_pages,
         ..context.guest("guest", "attached", MEMORY, WORKLOAD).in_cgroup(group.dir())
     };
-    let mut lab = context.start(&[spec])?;
+    let mut lab = context.start([spec])?;
     lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= VERIFIED.as_mib()))
     })?;

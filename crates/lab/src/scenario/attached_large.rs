@@ -16,8 +16,7 @@ use crate::meb::watch::{Watch, wait_until_tracked};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-large",
     summary: "a guest of 16 GiB, from outside: its working set, and its memory out and back",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS],
     claims: claims! {
         "release_s" <= 5.0 => "s", "Paged-out memory of a guest of 16 GiB comes back soon";
         "off_20s" <= 0.1 => "ratio", "Its working set of 2 GiB is known after 20 s";
@@ -50,7 +49,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         reporting_order: None,
         ..context.guest("large", "attached", MEMORY, WORKLOAD)
     };
-    let mut lab = context.start(&[spec])?;
+    let mut lab = context.start([spec])?;
     context.say("14 GiB are filled, then 2 GiB touched ...");
     let pid = lab.machine("large")?.process().pid;
     let counters = || Counters::of(pid);

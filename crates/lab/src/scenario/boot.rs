@@ -7,8 +7,7 @@ use super::prelude::*;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "boot",
     summary: "two guests in two groups boot, report, and leave nothing behind",
-    file: file!(),
-    measures: &[measured::DAEMON],
+    measures: &[&[file!()], measured::DAEMON],
     claims: claims! {
         "above_base_mib" == 0.0 => "MiB",
             "A guest boots with the memory that it pays for and no more";
@@ -23,7 +22,7 @@ const REPORT_LIMIT: Duration = Duration::from_secs(120);
 fn run(context: &Context) -> Result<Figures, LabError> {
     let spec =
         |name, group| context.guest(name, group, Bytes::mib(128), "idle").up_to(Bytes::mib(256));
-    let mut lab = context.start(&[spec("a", "left"), spec("b", "right")])?;
+    let mut lab = context.start([spec("a", "left"), spec("b", "right")])?;
     lab.wait_for("a report of both guests", REPORT_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.last_metric().is_some()))
     })?;

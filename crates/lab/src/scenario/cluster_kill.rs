@@ -22,8 +22,7 @@ use crate::remote_swap::{Disk, RemoteSwap};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cluster-kill",
     summary: "all that moves a guest is killed 100 times while it changes hosts",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "A guest that goes to and fro loses no byte while all parts of its pool are killed \

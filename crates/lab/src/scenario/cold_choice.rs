@@ -39,8 +39,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-choice",
     summary: "the same size by our choice, by the kernel's own reclaim, by balloon: misses, speed",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
     claims: claims! {
         "vs_kernel" <= 0.8 => "ratio",
             "A guest misses less than with the kernel's own choice, the same memory left to it";
@@ -173,7 +172,7 @@ impl KeptMemory {
             ChoiceArm::Balloon => guest.with_swap(GUEST_SWAP, None),
             ChoiceArm::Ours | ChoiceArm::Attached | ChoiceArm::Kernel => guest,
         };
-        let lab = context.start(&[guest])?;
+        let lab = context.start([guest])?;
         let worker = way.has_worker().then(|| WorkerProcess::start("choice")).transpose()?;
         Ok(Self { way, worker, lab, group })
     }

@@ -22,8 +22,7 @@ use crate::swap_file::Swapped;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-circles",
     summary: "four busy guests with 0.6 of what they want: our paging against the kernel's own",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS, measured::POLICY],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS, measured::POLICY],
     claims: claims! {
         "system_time" <= 1.2 => "ratio",
             "Four busy guests at 0.6 of their memory cost no more system time than with the \
@@ -86,7 +85,7 @@ fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
         small_pages: true,
         ..context.guest(name, "circles", RAM, command).in_cgroup(group.dir())
     };
-    let mut lab = context.start(&GUESTS.map(guest))?;
+    let mut lab = context.start(GUESTS.map(guest))?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut held = Bytes::ZERO;
     for machine in lab.machines() {

@@ -45,14 +45,7 @@ use crate::zswap::Zswap;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-density",
     summary: "how many guests of a mix a host carries: plain, balloon and KSM, zswap, Overbook",
-    file: file!(),
-    measures: &[
-        measured::POLICY,
-        measured::DAEMON,
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-    ],
+    measures: &[&[file!()], measured::MANAGED],
     claims: claims! {
         "density" >= 2.0 => "ratio",
             "A host of 1 GiB carries more guests of a mix, none of which loses more than 5 % of \
@@ -229,8 +222,7 @@ fn course(context: &Context, programs: &Programs, way: DensityArm) -> Result<Den
     let disk = swaps.then(|| SlowDisk::new("density", &context.dir, READS_PER_S)).transpose()?;
     let host = SmallHost::new("density", HOST)?;
     let spec = |number| guest(context, programs, number, way, Some(&host));
-    let first: Vec<MachineSpec> = (0..FIRST).map(spec).collect();
-    let mut lab = context.start(&first)?;
+    let mut lab = context.start((0..FIRST).map(spec))?;
     let at = DensityStep { way, host: &host, disk: disk.as_ref() };
     let daemon =
         (way == DensityArm::Overbook).then(|| at.manage(programs, &mut lab)).transpose()?;
@@ -281,8 +273,7 @@ fn first_words(error: &LabError) -> String {
 fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage, LabError> {
     let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1))?;
     let spec = |number| guest(context, programs, number, DensityArm::Plain, Some(&host));
-    let specs: Vec<MachineSpec> = (0..count).map(spec).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start((0..count).map(spec))?;
     let at = DensityStep { way: DensityArm::Plain, host: &host, disk: None };
     if !at.wait_until_working(&lab)? {
         let what = "the control's guests to work".to_owned();

@@ -14,8 +14,7 @@ use super::prelude::*;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-return",
     summary: "a VM wakes, 256 MiB of it out: paged by the host, by its own swap, by balloon",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
     claims: claims! {
         "return_s" <= 0.5 => "s", "A VM of which 256 MiB are out is as fast as before in a moment";
         "return_vs_guest" <= 0.02 => "ratio",
@@ -117,7 +116,7 @@ fn measure(context: &Context, way: ReturnArm) -> Result<Sweeps, LabError> {
         ReturnArm::Guest(iops) => guest.with_swap(GUEST_SWAP, iops),
         ReturnArm::Ours | ReturnArm::Kernel => guest,
     };
-    let mut lab = context.start(&[guest])?;
+    let mut lab = context.start([guest])?;
     let mut sweeps = Sweeps { woken: Vec::new(), usual: Vec::new() };
     let mut worker = None;
     let pid = lab.machines()[0].process().pid;

@@ -20,8 +20,7 @@ use crate::machine::Direct;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-soak",
     summary: "30 minutes of paging out and back, merging, workers killed; no byte is lost",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Paging out and reading back lose no byte while workers are killed (30 min)";
@@ -63,7 +62,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("fast", "verify --mb 96 --disk /dev/data --disk-mb 64"),
         guest("frees", "verify --mb 128 --breathe 20"),
     ];
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let toll = soak(context, &lab, length)?;
     let left = release(&lab)?;

@@ -11,8 +11,7 @@ use crate::remote_swap::{Disk, RemoteSwap, near_share};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "coop-swap",
     summary: "a guest that swaps, on a disk, on a local file, and into another host's memory",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "network_vs_disk" >= 2.0 => "ratio",
             "A guest that swaps is faster on another process' memory than on a disk that reads \
@@ -66,7 +65,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn course(context: &Context, disk: Disk) -> Result<SwapFigures, LabError> {
     let swap = RemoteSwap::start(&context.dir.with_extension("swap"), GUEST, disk)?;
     let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD);
-    let mut lab = context.start(&[swap.given_to(guest)])?;
+    let mut lab = context.start([swap.given_to(guest)])?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     interrupt::sleep(SETTLE)?;
     let before = swap.status().unwrap_or_default();

@@ -22,8 +22,7 @@ use crate::remote_swap::{Disk, GROUP, RemoteSwap};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-cost",
     summary: "CPU time and memory of the daemon, bare and with everything on, six guests and forty",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::API],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::API],
     claims: claims! {
         "cpu_percent" < 1.0 => "%",
             "The daemon takes next to no CPU where it moves balloons only (six guests, 60 s)",

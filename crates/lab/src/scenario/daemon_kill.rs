@@ -16,8 +16,7 @@ use super::prelude::*;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-kill",
     summary: "the daemon is killed at random moments, bare and with all on: no guest is harmed",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::WORKER, measured::SHIM],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "The daemon may be killed at any moment, and no byte is lost (20 kills)";
@@ -103,7 +102,7 @@ fn wait_for_workers(lab: &Lab, daemon: &Daemon, groups: usize) -> Result<(), Lab
 fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabError> {
     let mut random = Random::new(context.seed);
     let fleet = fleet::quickstart(context.seed);
-    let mut lab = context.start(&fleet)?;
+    let mut lab = context.start(fleet)?;
     let mut daemon = Daemon::start(&mut lab, Mode::Enforce)?;
     fleet::wait_until_working(&lab)?;
 

@@ -19,8 +19,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-cost",
     summary: "what a working guest feels of its pages being merged: its speed, and its longest pauses",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM],
     claims: claims! {
         "guest_slowdown" <= 0.02 => "ratio",
             "A guest that works does not feel that its pages are merged";
@@ -116,8 +115,8 @@ fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError
             .with_shim(true)
             .on_cpus(vec![if place == 0 { 0 } else { WORKER_CPU }])
     };
-    let specs = [guest(0, "working", &fill), guest(1, "resting", &format!("{fill} --rest"))];
-    let mut lab = context.start(&specs)?;
+    let mut lab = context
+        .start([guest(0, "working", &fill), guest(1, "resting", &format!("{fill} --rest"))])?;
     fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
     interrupt::sleep(SETTLE)?;
     let before = window(&lab, WITHOUT)?;

@@ -28,8 +28,7 @@ use crate::slab::Objects;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-overhead",
     summary: "what merging takes of memory: mappings, page tables and the worker, to what it saves and scans",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM],
     claims: claims! {
         "overhead_of_saved" <= 0.03 => "ratio",
             "Mappings and page tables take little of the saved memory in a natural layout";
@@ -129,8 +128,7 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<PageLayo
             .seeded(number as u64)
             .with_shim(true)
     };
-    let specs: Vec<_> = (0..GUESTS).map(guest).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start((0..GUESTS).map(guest))?;
     fleet::wait_until_filled(&lab, mb)?;
     interrupt::sleep(SETTLE)?;
     let pids = lab.pids();

@@ -14,8 +14,7 @@ use crate::soak::Soak;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-soak",
     summary: "half an hour of merging, breaking, unsharing, tracking and ballooning; no byte is lost, nothing is left",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Merging, breaking, unsharing, tracking and ballooning lose no byte, workers killed \
@@ -53,7 +52,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("sort", "sort --mb 48"),
         guest("memhog", "memhog --mb 80 --hold 3 --rest 2 --rate 60"),
     ];
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut longest_gap_ms = 0.0_f64;
     let mut soak = Soak::new(&lab, "soak", None, context.seed)?;

@@ -20,8 +20,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-vs-ksm",
     summary: "identical pages of four guests, merged by Overbook and by KSM: amount, time, cost",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM],
     claims: claims! {
         "saved_vs_ksm" >= 0.95 => "ratio",
             "Overbook saves what kernel KSM does (four guests, 140 of 256 MB known to be the \
@@ -145,8 +144,7 @@ fn course(
             .seeded(number as u64)
             .with_shim(true)
     };
-    let specs: Vec<_> = (0..GUESTS).map(guest).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start((0..GUESTS).map(guest))?;
     fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
     interrupt::sleep(SETTLE)?;
     let pids = lab.pids();

@@ -16,8 +16,7 @@ use crate::lives;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "free-soak",
     summary: "ten minutes of guests that free, take and verify memory under random takes; no byte is lost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER, measured::PAGES],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER, measured::PAGES],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Taking, freeing, verifying, merging, tracking and ballooning lose no byte, workers \
@@ -56,7 +55,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest(2, "10", 5, ""),
         guest(3, "14", 0, "init_on_free=1"),
     ];
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut random = Random::new(context.seed);
     let start = || WorkerProcess::start("soak");

@@ -18,14 +18,7 @@ mod shared;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "group-isolation",
     summary: "groups with the same content share nothing, and no guest can tell what another group holds",
-    file: file!(),
-    measures: &[
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::POLICY,
-        measured::DAEMON,
-    ],
+    measures: &[&[file!()], measured::MANAGED],
     claims: claims! {
         "shared_across" == 0.0 => "pages",
             "Groups with the same content share no page (three groups, by physical frames)";
@@ -82,8 +75,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let spec = |(place, (name, group, work)): (usize, (&str, &str, &String))| {
         context.guest(name, group, MEMORY, work).seeded(place as u64).with_shim(true)
     };
-    let specs: Vec<_> = guests.into_iter().enumerate().map(spec).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(guests.into_iter().enumerate().map(spec))?;
     let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Observe.into() };
     let daemon = Daemon::start(&mut lab, settings)?;
     lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {

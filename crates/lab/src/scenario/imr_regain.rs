@@ -23,8 +23,7 @@ use crate::threads;
 pub(super) const TABLE_9: Scenario = Scenario {
     name: "imr-table9",
     summary: "taking what a guest has freed, random and duplicated data: amount and cost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "take_us_per_page" <= 0.56 => "us",
             "To take a page that a guest has freed costs a fraction of a microsecond", "0.56";
@@ -49,8 +48,7 @@ pub(super) const TABLE_9: Scenario = Scenario {
 pub(super) const TABLE_10: Scenario = Scenario {
     name: "imr-table10",
     summary: "how much of what a guest has freed comes back, by the size of what it reports",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "reclaimed_4m" >= 0.923 => "ratio",
             "A guest as it comes gives most of it back in blocks of 4 MB", "0.923";
@@ -189,7 +187,7 @@ fn regain(context: &Context, order: u32, options: &str) -> Result<Vec<RegainRoun
     };
     let part = if of_work.contains("scatter") { 2.0 } else { 1.0 };
     let pages = f64::from(FREED_MB) * 256.0 / part;
-    let mut lab = context.start(&[spec])?;
+    let mut lab = context.start([spec])?;
     let mut worker = WorkerProcess::start("imr")?;
     let mut rounds = Vec::new();
     for number in 0..=ROUNDS {

@@ -18,8 +18,7 @@ use crate::program::Program;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-reuse",
     summary: "memory that is freed and taken back in a loop: handed over, discarded, and not reported",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "vs_discard" >= 1.5 => "ratio",
             "Freed memory that is used again costs less than where it is discarded at once";

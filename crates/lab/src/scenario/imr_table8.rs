@@ -12,8 +12,7 @@ use crate::steps;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-table8",
     summary: "writing and sorting in memory that was freed before, and taken meanwhile or not",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "write_extra_us_per_page" <= 1.6 => "us",
             "A guest pays little to write again to memory that was taken", "1.6";
@@ -39,7 +38,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         shim: true,
         ..steps::guest("guest", "imr", MEMORY, WRITTEN_MB)
     };
-    let mut lab = context.start(&[spec])?;
+    let mut lab = context.start([spec])?;
     let mut worker = WorkerProcess::start("imr")?;
     worker.take(&lab, None)?;
     // The first round does not count: it writes to memory for the first time.

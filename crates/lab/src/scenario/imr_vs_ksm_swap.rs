@@ -28,8 +28,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-vs-ksm-swap",
     summary: "regaining a guest's memory by host swap, by kernel KSM, and by taking what it has freed",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "swap_to_ours" >= 3.0 => "ratio",
             "Memory is regained by a take for less CPU time than by swap", "3,571 to 10,714";
@@ -148,7 +147,7 @@ fn by_swap(context: &Context) -> Result<Costs, LabError> {
     let _swap = SwapFile::new(&context.dir, SWAP)?;
     let group = MemoryGroup::new("imr")?;
     let spec = MachineSpec { cgroup: Some(group.dir().to_owned()), ..spec(context, None) };
-    let mut lab = context.start(&[spec])?;
+    let mut lab = context.start([spec])?;
     let machine = &lab.machines()[0];
     let pid = machine.process().pid;
     steps::order(machine, "write+free", LIMIT)?;
@@ -180,7 +179,7 @@ fn shrink(group: &MemoryGroup) -> Result<(), LabError> {
 }
 
 fn by_ksm(context: &Context) -> Result<Costs, LabError> {
-    let mut lab = context.start(&[spec(context, None)])?;
+    let mut lab = context.start([spec(context, None)])?;
     let machine = &lab.machines()[0];
     steps::order(machine, "same", LIMIT)?;
     let mut costs = Costs::default();
@@ -200,7 +199,7 @@ fn by_ksm(context: &Context) -> Result<Costs, LabError> {
 
 fn by_taking(context: &Context) -> Result<Costs, LabError> {
     let spec = MachineSpec { shim: true, ..spec(context, Some(USUAL_ORDER)) };
-    let mut lab = context.start(&[spec])?;
+    let mut lab = context.start([spec])?;
     let machine = &lab.machines()[0];
     let pid = machine.process().pid;
     let mut worker = WorkerProcess::start("imr")?;

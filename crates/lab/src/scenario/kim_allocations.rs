@@ -16,8 +16,7 @@ use crate::kim::trial::GROUP;
 pub(super) const SETS: Scenario = Scenario {
     name: "kim-fig9",
     summary: "memory of a sorting job and of guests short of CPU time, under three reprovisioning policies",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "demand_more_than_fair" >= 0.0 => "MiB",
             "The sorting job gets at least as much under `demand` as under `fair`";
@@ -30,8 +29,7 @@ pub(super) const SETS: Scenario = Scenario {
 pub(super) const WITHIN: Scenario = Scenario {
     name: "kim-fig10",
     summary: "memory of each guest of a sorting job whose master needs little",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "master_more_than_slaves" < 0.0 => "MiB",
             "The master of a job gets less than those that sort", "less";
@@ -115,9 +113,8 @@ fn run_within(context: &Context) -> Result<Figures, LabError> {
     }
     let note = "what the master is granted, less what the slave is that is granted least";
     figures.tell("master_more_than_slaves", master - least, "MiB", note);
-    let mut page = Page::default();
-    page.add("Each guest of the sorting job", Chart::linear("MiB", "seconds", lines));
-    page.write(&context.dir, &mut figures)?;
+    Page::of("Each guest of the sorting job", Chart::linear("MiB", "seconds", lines))
+        .write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 

@@ -20,8 +20,7 @@ use crate::kim::trial::{GROUP, Mix, Trial};
 pub(super) const SINGLE: Scenario = Scenario {
     name: "kim-fig5",
     summary: "guests that all do the same, under five controllers of the scan rate",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: &[],
     run: run_single,
 };
@@ -29,8 +28,7 @@ pub(super) const SINGLE: Scenario = Scenario {
 pub(super) const MIXED: Scenario = Scenario {
     name: "kim-fig6",
     summary: "guests short of memory beside guests short of CPU time, under five controllers of the scan rate",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "csd_vs_c_min" >= 1.0 => "ratio",
             "Adaptive-CSD is as good as Adaptive-C in every mix of two guests that swap and two \

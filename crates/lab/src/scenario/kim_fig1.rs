@@ -20,8 +20,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig1",
     summary: "what looking for identical pages takes from a CPU-bound guest, by scan rate: ours and kernel KSM's",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM, measured::KIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::KIM],
     claims: &[],
     run,
 };
@@ -93,7 +92,7 @@ fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Resu
         guest("one", &fill, CPU + 1),
         MachineSpec { seed: seed + 1, ..guest("two", &fill, CPU + 1) },
     ];
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab, START_LIMIT)?;
     interrupt::sleep(SETTLE)?;
     let all = lab.machines().iter().map(|machine| machine.process().pid);

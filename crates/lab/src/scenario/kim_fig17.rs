@@ -21,16 +21,7 @@ use crate::remote_swap::{Disk, GROUP, RemoteSwap, near_share};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig17",
     summary: "jobs that swap, on a disk and into their group's memory on another host",
-    file: file!(),
-    measures: &[
-        measured::POLICY,
-        measured::DAEMON,
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::DISKS,
-        measured::KIM,
-    ],
+    measures: &[&[file!()], measured::MANAGED, measured::DISKS, measured::KIM],
     claims: claims! {
         "gain_sort" >= 1.08 => "ratio",
             "A sorting job that swaps to another host's memory is faster than on a disk with \
@@ -101,7 +92,7 @@ fn course(context: &Context, job: Job, lent: Bytes) -> Result<SwapRun, LabError>
     if !lent.is_zero() {
         swap.wait_until_connected()?;
     }
-    let lab = context.start(&[swap.given_to(guest)])?;
+    let lab = context.start([swap.given_to(guest)])?;
     let course = course::follow(lab, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)?;
     let status = swap.status();
     swap.end()?;

@@ -23,8 +23,7 @@ use crate::kim::setting::ADAPTIVE_CSD;
 pub(super) const HOG: Scenario = Scenario {
     name: "kim-fig11",
     summary: "a group beside one of memory hogs: its surplus stays its own, or is taken from it without groups",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "mr_grp_vs_nogrp" >= 1.0 => "ratio",
             "A group of its own keeps the memory that its merging saves from a memory hog",
@@ -40,8 +39,7 @@ pub(super) const HOG: Scenario = Scenario {
 pub(super) const SWAPPER: Scenario = Scenario {
     name: "kim-fig12",
     summary: "a group beside one that swaps at times, with groups and without",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "mr_taken_grp" == 0.0 => "MiB",
             "The group that swaps all the time gets nothing of another group's saving", "0";
@@ -54,8 +52,7 @@ pub(super) const SWAPPER: Scenario = Scenario {
 pub(super) const BUSY: Scenario = Scenario {
     name: "kim-fig13",
     summary: "a group beside one that needs the CPU and no memory, with groups and without",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "mr_taken_grp" == 0.0 => "MiB",
             "A group that swaps gets nothing of the saving of one that needs the CPU only", "0";

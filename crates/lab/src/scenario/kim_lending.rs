@@ -18,8 +18,7 @@ use crate::kim::setting::{Setting, settings};
 pub(super) const SPEEDS: Scenario = Scenario {
     name: "kim-fig14",
     summary: "a group that is short beside one that will be: by themselves, lending, and as one group",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "lending_vs_grp" >= 1.0 => "ratio",
             "Lending makes the whole system faster than groups by themselves", "1.22";
@@ -33,8 +32,7 @@ pub(super) const SPEEDS: Scenario = Scenario {
 pub(super) const MEMORY: Scenario = Scenario {
     name: "kim-fig15",
     summary: "who has how much memory when, beside a group that will need its own: three ways",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "lent_most" >= 10.0 => "MiB", "A group that computes lends its saving";
         "returned_s" <= 15.0 => "s",

@@ -16,8 +16,7 @@ use crate::kim::trial::{Mix, Trial};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig8",
     summary: "guests short of memory beside guests short of CPU time, under three reprovisioning policies",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "sort_demand_vs_fair" >= 1.0 => "ratio",
             "The policy `demand` serves a job that sorts better than `fair` does", "1.20";

@@ -13,8 +13,7 @@ use crate::kim::trial::GROUP;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig7",
     summary: "the scan rate second by second, under the three adaptive controllers",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "c_vs_others_early" < 1.0 => "ratio",
             "Adaptive-C scans slower than the two others at first, for it sees busy CPUs only",

@@ -20,8 +20,7 @@ use crate::merger::Merger;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-table1",
     summary: "what can be shared system-wide, within groups and within VMs, for idle, pi and graph guests",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM, measured::KIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::KIM],
     claims: &[],
     run,
 };
@@ -125,8 +124,7 @@ fn shared(context: &Context, mix: &Mix, together: usize) -> Result<SharedPages, 
             .seeded(number as u64)
             .with_shim(true)
     };
-    let specs: Vec<_> = (0..2 * GUESTS_OF_GROUP).map(guest).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start((0..2 * GUESTS_OF_GROUP).map(guest))?;
     progress::wait_until_working(&lab, START_LIMIT)?;
     interrupt::sleep(WORK)?;
     let pids = lab.pids();

@@ -24,16 +24,7 @@ use crate::remote_swap::{Disk, GROUP, RemoteSwap};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-table2",
     summary: "a guest that reads files, under each policy, and with a cache of what is to spare",
-    file: file!(),
-    measures: &[
-        measured::POLICY,
-        measured::DAEMON,
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::DISKS,
-        measured::KIM,
-    ],
+    measures: &[&[file!()], measured::MANAGED, measured::DISKS, measured::KIM],
     claims: claims! {
         "speed_demand_cache" >= 1.32 => "ratio",
             "A cache of the group's spare memory serves a guest that reads files", "1.32";
@@ -95,7 +86,7 @@ fn course(context: &Context, setting: &Setting, has_cache: bool) -> Result<Shari
     let served = RemoteSwap::start(&dir, &fio.name, disk)?;
     let mut mix = vec![served.given_as_data(fio.clone())];
     mix.extend_from_slice(others);
-    let lab = context.start(&mix)?;
+    let lab = context.start(mix)?;
     served.make_known(&lab)?;
     let course = course::follow(lab, setting, WARM_UP, WINDOW)?;
     served.end()?;

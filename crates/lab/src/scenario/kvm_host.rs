@@ -15,8 +15,7 @@ use crate::virtual_host::{HostError, NEWEST, VirtualHost};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kvm-host",
     summary: "guests under KVM on Linux 6.1, 6.12 and the newest (emulated) keep every byte",
-    file: file!(),
-    measures: &[measured::SHIM, measured::SYS, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::SYS, measured::WORKER],
     claims: &[],
     run,
 };

@@ -20,8 +20,7 @@ use crate::stress::link::{LinkError, StressLink};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "let-go",
     summary: "how long QEMU's threads wait for all of 16 GiB to be in its place",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "wait_ms_max" <= 100.0 => "ms",
             "QEMU's threads wait little until 16 GiB that are tracked are in their places";

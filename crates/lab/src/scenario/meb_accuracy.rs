@@ -33,8 +33,14 @@ use crate::truth::{Definition, Truth};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-accuracy",
     summary: "working sets and miss-ratio curves of ten workloads against every access they made",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TRACER, measured::MEB],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::TRACER,
+        measured::MEB,
+    ],
     claims: claims! {
         "wss_accuracy_mean" >= 0.952 => "ratio",
             "The working set of ten workloads is known, against an exact trace of the same run",
@@ -192,8 +198,7 @@ fn compare(
         traced: true,
         ..source.guest(workload, place, context.seed)
     };
-    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(traced).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(workloads.iter().enumerate().map(traced))?;
     let track = |machine: &Machine| source.watch(machine, EVERY);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;

@@ -36,8 +36,7 @@ macro_rules! table_claims {
 pub(super) const TABLE_3: Scenario = Scenario {
     name: "meb-table3",
     summary: "memory balanced between a guest that needs the CPU and one that needs memory",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_suite" => "ratio",
             "The programs do this part of their work with enough memory", "0.95 to 0.98";
@@ -55,8 +54,7 @@ pub(super) const TABLE_3: Scenario = Scenario {
 pub(super) const TABLE_4: Scenario = Scenario {
     name: "meb-table4",
     summary: "memory balanced between two guests that run the same programs in opposite order",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "speedup_suite" => "ratio", "The first of them is faster", "3.02";
         "speedup_reversed" => "ratio", "The second of them is faster", "3.19";
@@ -73,8 +71,7 @@ pub(super) const TABLE_4: Scenario = Scenario {
 pub(super) const TABLE_5: Scenario = Scenario {
     name: "meb-table5",
     summary: "memory balanced between PageRank that lacks memory and k-means that does not",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_data" => "ratio", "K-means does this part of its work with enough memory", "0.95";
         "qos_graph" >= 0.95 => "ratio",
@@ -92,8 +89,7 @@ pub(super) const TABLE_5: Scenario = Scenario {
 pub(super) const TABLE_6: Scenario = Scenario {
     name: "meb-table6",
     summary: "memory balanced between two PageRanks that do not both fit, one of which begins later",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_first" => "ratio", "The first does this part of its work with enough memory", "0.98";
         "qos_second" => "ratio", "The second does this part of it", "0.85";
@@ -110,8 +106,7 @@ pub(super) const TABLE_6: Scenario = Scenario {
 pub(super) const TABLE_7: Scenario = Scenario {
     name: "meb-table7",
     summary: "memory balanced between four guests of different kinds",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "speedup_graph" => "ratio", "PageRank is faster than with fixed memory", "20.2";
         "speedup_suite" => "ratio", "The suite loses little", "0.99";
@@ -129,8 +124,7 @@ pub(super) const TABLE_7: Scenario = Scenario {
 pub(super) const TABLE_8: Scenario = Scenario {
     name: "meb-table8",
     summary: "memory balanced between sixteen guests that together want 16 % more than there is",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_mean" >= 0.92 => "ratio",
             "Sixteen guests that together need 16 % more than there is do nearly as much as with \
@@ -145,8 +139,7 @@ pub(super) const TABLE_8: Scenario = Scenario {
 pub(super) const OSCILLATION: Scenario = Scenario {
     name: "meb-oscillation",
     summary: "two guests that want each other's memory in turn: balance does not chase them",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: claims! {
         "reversals_per_hour" <= 30.0 => "count",
             "Two guests that want each other's memory in turn, every 20 s, are not chased (15 \

@@ -23,8 +23,7 @@ use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-imt",
     summary: "intermittent tracking replayed over recorded traces: how often on, and how wrong",
-    file: file!(),
-    measures: &[measured::PAGES, measured::MEB],
+    measures: &[&[file!()], measured::PAGES, measured::MEB],
     claims: claims! {
         "up_ratio" <= 0.143 => "ratio",
             "Phase detection keeps tracking off most of the time", "0.143";
@@ -68,8 +67,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabError> {
     let guest =
         |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
-    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(workloads.iter().enumerate().map(guest))?;
     let track =
         |m: &Machine| Watch::start(m.process().pid, modes::always_on(), &[], INTERVAL / LOOKS);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;

@@ -36,8 +36,7 @@ use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload, cpu_of};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-overhead",
     summary: "what seven ways to track take from eight workloads, the product's way among them",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
     claims: claims! {
         "overhead_budget_max" <= 0.01 => "ratio",
             "Tracking costs each workload at most its budget, the worker and the shim included";
@@ -94,8 +93,7 @@ fn measure(
 ) -> Result<Vec<f64>, LabError> {
     let guest =
         |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
-    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(workloads.iter().enumerate().map(guest))?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
     let mut bench = Bench::start(&lab)?;

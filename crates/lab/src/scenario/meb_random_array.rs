@@ -27,8 +27,7 @@ use crate::meb::workloads::cpu_of;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-random-array",
     summary: "a known set growing and shrinking: estimated every second, beside ESX-style sampling",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
     claims: claims! {
         "error_mean" <= 0.1346 => "ratio",
             "The estimate follows a set that grows and shrinks", "0.1346";
@@ -100,7 +99,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let specs: Vec<MachineSpec> =
         PARTS.iter().enumerate().flat_map(|(n, p)| p.guests(n, context)).collect();
     context.say("Two arrays of changing size, each in two guests of 400 MB, for five and a half minutes ...");
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     let mut all = Vec::new();
     for part in &PARTS {
         let pid = |name: String| lab.machine(&name).map(|machine| machine.process().pid);

@@ -20,8 +20,7 @@ use super::prelude::*;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-fig5",
     summary: "how many VMs fit beside the room for their overloads: the paper's example",
-    file: file!(),
-    measures: &[measured::POLICY, measured::SIM],
+    measures: &[&[file!()], measured::POLICY, measured::SIM],
     claims: claims! {
         "sustained_150" == 3.0 => "count",
             "Of 150 VMs with 640 of 1,024 MB, three at most are in a sustained overload at once \

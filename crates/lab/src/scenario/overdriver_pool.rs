@@ -29,8 +29,7 @@ use super::prelude::*;
 pub(super) const POOL: Scenario = Scenario {
     name: "overdriver-pool",
     summary: "traffic and space of a simulated pool with both remedies, and with each one alone",
-    file: file!(),
-    measures: &[measured::POLICY, measured::SIM],
+    measures: &[&[file!()], measured::POLICY, measured::SIM],
     claims: claims! {
         "traffic_vs_migration" <= 0.25 => "ratio",
             "A day of a simulated pool sends less with both remedies than where each overload is \
@@ -51,8 +50,7 @@ pub(super) const POOL: Scenario = Scenario {
 pub(super) const THRESHOLDS: Scenario = Scenario {
     name: "overdriver-thresholds",
     summary: "how long overloads wait for a move, with thresholds that are fixed and learned",
-    file: file!(),
-    measures: &[measured::POLICY, measured::SIM],
+    measures: &[&[file!()], measured::POLICY, measured::SIM],
     claims: claims! {
         "learned_vs_120" < 1.0 => "ratio",
             "A learned threshold has long overloads wait less for a move than 120 s do",

@@ -22,8 +22,7 @@ use crate::remote_swap::{Disk, RemoteSwap, near_share};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-table1",
     summary: "memory of another host, 1 Gbit/s away, beside a disk: throughput and latency",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "read_throughput" >= 2.0 => "ratio",
             "Memory of another host, 1 Gbit/s away by TLS, is read faster than the paper's disk",

@@ -14,8 +14,7 @@ use crate::remote_swap::{Disk, RemoteSwap};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "page-server-kill",
     summary: "what serves a guest's swap is killed 200 times, and no byte is lost",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "The parts that serve a guest's swap may die at any moment, alone and in pairs, and \
@@ -70,7 +69,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let swap_dir = context.dir.with_extension("swap");
     let mut swap = RemoteSwap::start(&swap_dir, GUEST, DISK)?;
     let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD).up_to(PROMISED);
-    let mut lab = context.start(&[swap.given_to(guest)])?;
+    let mut lab = context.start([swap.given_to(guest)])?;
     let mut daemon = Daemon::start(&mut lab, Mode::Observe)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let mut random = Random::new(context.seed);

@@ -26,8 +26,7 @@ use crate::pinning;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "page-server-vs",
     summary: "our page server beside nbdkit and qemu-storage-daemon",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "vs_nbdkit_64" >= 3.0 => "ratio",
             "The page server answers more 4 KiB requests than nbdkit's memory plugin, 64 in flight";

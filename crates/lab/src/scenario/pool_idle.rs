@@ -17,8 +17,7 @@ use crate::pool::{HOSTS, HostPool, PoolSettings};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "pool-idle",
     summary: "what a host whose guest does nothing writes into its pool's store",
-    file: file!(),
-    measures: &[measured::DAEMON, measured::POOL],
+    measures: &[&[file!()], measured::DAEMON, measured::POOL],
     claims: claims! {
         "writes_per_s" <= 0.2 => "count",
             "A host whose guest does nothing writes little into its pool's store";

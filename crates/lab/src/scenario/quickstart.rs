@@ -17,8 +17,7 @@ use crate::report::{self, Row};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "quickstart",
     summary: "a swapping guest gets the memory that its group's idle guests leave unused",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON],
     claims: claims! {
         "hungry_speedup" >= 3.0 => "ratio",
             "A swapping guest is served from its group's unused memory",
@@ -42,7 +41,7 @@ const ENFORCED: Duration = Duration::from_secs(70);
 fn run(context: &Context) -> Result<Figures, LabError> {
     let fleet = fleet::quickstart(context.seed);
     context.say("Booting six guests in two groups ...");
-    let mut lab = context.start(&fleet)?;
+    let mut lab = context.start(fleet.clone())?;
     let settings = DaemonSettings { grace: HostSpec::GRACE, ..Mode::Observe.into() };
     let daemon = Daemon::start(&mut lab, settings)?;
     context.say(&format!("{HUNGRY} fills a working set larger than its memory ..."));

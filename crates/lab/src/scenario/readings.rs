@@ -31,14 +31,7 @@ use super::prelude::*;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "readings",
     summary: "what is said of guests with everything on, while workers are killed: never older than it says, nor above what the VM holds, nor over budget",
-    file: file!(),
-    measures: &[
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::POLICY,
-        measured::DAEMON,
-    ],
+    measures: &[&[file!()], measured::MANAGED],
     claims: claims! {
         "stale" == 0.0 => "count",
             "A reading is no older than it says (four guests, 49 workers killed in 15 minutes)";
@@ -109,7 +102,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("streams", "verify --mb 72"),
         guest("idles", "idle --common-mb 24"),
     ];
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     let settings = DaemonSettings {
         mode: Mode::Enforce,
         dedup: DedupSpec::Fixed(RATE),

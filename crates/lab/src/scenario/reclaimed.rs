@@ -10,8 +10,7 @@ use crate::accel::Accel;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "reclaimed",
     summary: "the kernel pages out half of a guest's memory by request, and no byte is lost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::SHIM, measured::SYS],
     claims: &[],
     run,
 };
@@ -48,7 +47,7 @@ fn page_out(context: &Context, shim: bool) -> Result<(Bytes, u64), LabError> {
         .guest("guest", "reclaimed", MEMORY, WORKLOAD)
         .with_shim(shim)
         .in_cgroup(group.dir());
-    let mut lab = context.start(&[spec])?;
+    let mut lab = context.start([spec])?;
     lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= f64::from(VERIFIED_MB)))
     })?;

@@ -17,8 +17,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "shim-idle",
     summary: "a guest with the shim and no daemon against one without",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "slowdown_max" <= 0.01 => "ratio",
             "The shim costs nothing while nothing is tracked: memory, system calls, disk (28 \
@@ -79,8 +78,7 @@ fn pair(context: &Context, number: usize) -> Result<IdlePair, LabError> {
     let names = if number.is_multiple_of(2) { [WITH, WITHOUT] } else { [WITHOUT, WITH] };
     // The CPUs change after every two pairs.
     let turned = number / 2 % 2;
-    let specs = [guest(names[0], turned), guest(names[1], 1 - turned)];
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start([guest(names[0], turned), guest(names[1], 1 - turned)])?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let (with, without) = (place(&lab, WITH), place(&lab, WITHOUT));
     let marks = marks(&lab)?;

@@ -18,8 +18,7 @@ use crate::swap_file::{SwapFile, Swapped};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "shim-stress",
     summary: "the worst of workers for 20 minutes, and not a byte of guest memory is lost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::SHIM, measured::SYS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "A program that misuses RAM as QEMU does loses no byte while it is tracked, merged, \
@@ -85,7 +84,7 @@ fn torment_stand_in(
     context: &Context,
     duration: Duration,
 ) -> Result<(StressResult, Option<f64>), LabError> {
-    let mut lab = context.start(&[])?;
+    let mut lab = context.start([])?;
     let dir = lab.dir().join("disks");
     let paging = Paging::begin(context)?;
     let outcome = stress::stand_in(&dir, context.seed, STAND_IN_MIB, duration)?;
@@ -112,7 +111,7 @@ fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabEr
     };
     let specs = [guest("native", true), guest("threads", false)];
     let paging = Paging::begin(context)?;
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     for machine in lab.machines() {
         stress::wait_for_shim(machine.process().pid)?;

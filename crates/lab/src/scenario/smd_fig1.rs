@@ -26,8 +26,7 @@ use crate::merger::Merger;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig1",
     summary: "which pages guests share: by segment, on the same or other systems, how often",
-    file: file!(),
-    measures: &[measured::PAGES, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::TABLES],
     claims: claims! {
         "identical_code" => "ratio",
             "Code is the part that two services have in common (nginx and redis on one system)";
@@ -106,7 +105,7 @@ fn fleet(
         MachineSpec { shim: true, seed: context.seed + number as u64, ..spec }
     };
     let specs: Vec<MachineSpec> = (0..GUESTS).map(guest).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs.clone())?;
     progress::wait_until_working(&lab, START_LIMIT)?;
     let pids = lab.pids();
     let merger = Merger::start_knowing(&pids, None, known.clone())?;

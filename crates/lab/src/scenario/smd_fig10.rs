@@ -48,8 +48,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig10",
     summary: "a web server beside 1 to 8 VMs, memory short: merged, known before, and not",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "response_slope" <= 0.03 => "ratio",
             "A web server answers as fast with seven other VMs as alone where memory is short \
@@ -71,8 +70,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 pub(super) const FIG_11: Scenario = Scenario {
     name: "smd-fig11",
     summary: "a compiler beside 1 to 8 VMs, memory short: merged, known before, and not",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "run_time_slope" <= 0.03 => "ratio",
             "A compiler compiles as fast with seven other VMs as alone", "almost the same";
@@ -296,7 +294,7 @@ fn course(
     let like_it = Guest { name: "clock", workload: timed.clock, ..timed.guest };
     let cpus = vec![CPUS[0]];
     let for_itself = MachineSpec { ksm: false, cpus, ..programs.machine(&like_it) };
-    let mut lab = context.start(&specs[..1])?;
+    let mut lab = context.start(specs[..1].to_vec())?;
     let mut clock = Lab::start(&context.dir.join("clock"), &context.provisions, &[for_itself])?;
     progress::wait_until_working(&clock, START_LIMIT)?;
     let mut at = TablePhase::begin(way, programs, &lab, &group)?;

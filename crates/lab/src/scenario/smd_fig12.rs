@@ -33,8 +33,7 @@ use crate::smd::{GUESTS, Programs};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig12",
     summary: "how soon guests share their programs' code: known before, found as they run, by KSM",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "code_shared_1s" >= 0.9 => "ratio",
             "Of the code that is ever shared, nearly all is a second after all guests work",
@@ -123,9 +122,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         Line::new(name, course.iter().map(|look| (look.at, look.share() * 100.0)))
     });
     let chart = Chart::linear("% of the code that could be shared", "seconds", lines);
-    let mut page = Page::default();
-    page.add("Code of four guests that is shared", chart);
-    page.write(&context.dir, &mut figures)?;
+    Page::of("Code of four guests that is shared", chart).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 

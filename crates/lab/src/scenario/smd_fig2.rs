@@ -23,8 +23,7 @@ use crate::pinning::Pinned;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig2",
     summary: "KSM's own trade-off: a web server's response time and what is shared, by pace",
-    file: file!(),
-    measures: &[measured::PAGES, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::TABLES],
     claims: claims! {
         "out_of_order" == 0.0 => "count",
             "With each step to a larger batch or a shorter sleep KSM takes no less CPU and shares \
@@ -84,7 +83,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let specs: Vec<MachineSpec> = GUESTS.iter().enumerate().map(guest).collect();
     // Pinned before KSM starts, so that its affinity is restored last.
     let _ksmd = Pinned::to(CPU, Ksm::thread()?)?;
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab, START_LIMIT)?;
     let pids = lab.pids();
     let mut courses = Vec::new();

@@ -22,8 +22,7 @@ use crate::smd::{Guest, Programs};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-saved",
     summary: "real guests merged with a table and by KSM: how much of their memory each saves",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "saved_vs_ksm" >= 0.95 => "ratio",
             "With a table and by looking, Overbook saves what KSM does in all";
@@ -94,9 +93,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = figures(context, &courses);
     let line = |course: &SavingRun| Line::new(course.name, course.saved.clone());
     let chart = Chart::linear("MiB", "seconds", courses.iter().map(line));
-    let mut page = Page::default();
-    page.add("Memory saved", chart);
-    page.write(&context.dir, &mut figures)?;
+    Page::of("Memory saved", chart).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
@@ -107,8 +104,7 @@ fn course(
     way: SavingArm,
 ) -> Result<SavingRun, LabError> {
     let spec = |guest| MachineSpec { seed: context.seed, shim: true, ..programs.machine(guest) };
-    let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(GUESTS.iter().map(spec))?;
     lab.wait_for("every guest to have checked its programs", WARM_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.reported("checks") >= CHECKS))
     })?;

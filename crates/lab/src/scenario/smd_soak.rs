@@ -14,8 +14,7 @@ use crate::soak::Soak;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-soak",
     summary: "an hour of merging real programs, workers killed; each stays as packaged",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Real programs lose no byte while their code is merged and workers are killed at \
@@ -43,8 +42,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         spec.workload.extend(["--check-s", CHECK_S].map(str::to_owned));
         MachineSpec { seed: context.seed, shim: true, ..spec }
     };
-    let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(GUESTS.iter().map(spec))?;
     fleet::wait_until_working(&lab)?;
     let mut soak = Soak::new(&lab, "code", Some(programs.write_table(&lab)?), context.seed)?;
     soak.run(length, |_, _| Ok(()))?;

@@ -14,8 +14,7 @@ use crate::daemon::OUTSIDE;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "starve",
     summary: "guests without swap allocate in bursts in a group over its budget; no program dies",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::WORKER],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::WORKER],
     claims: claims! {
         "oom_kills" == 0.0 => "count",
             "No program of a guest without swap dies for its group's budget, however fast it \
@@ -50,7 +49,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         specs.push(guest(format!("twin-{number}"), OUTSIDE, BURSTS, number));
     }
     specs.extend((0..QUIET).map(|n| guest(format!("quiet-{n}"), "shop", "idle", PAIRS + n)));
-    let mut lab = context.start(&specs)?;
+    let mut lab = context.start(specs.clone())?;
     let settings = DaemonSettings { guaranteed: Some(BASE), ..Mode::Enforce.into() };
     let overbooked = Overbooked { budget: BUDGET, tables: Vec::new() };
     let daemon = Daemon::start_overbooked(&mut lab, settings, overbooked)?;

@@ -10,8 +10,7 @@ use crate::truth::{Definition, Truth};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "truth",
     summary: "the tracer against arrays of known size, and its cost on three workloads",
-    file: file!(),
-    measures: &[measured::TRACER, measured::MEB],
+    measures: &[&[file!()], measured::TRACER, measured::MEB],
     claims: &[],
     run,
 };
@@ -55,7 +54,7 @@ fn guest(context: &Context, workload: &str, traced: bool) -> MachineSpec {
 }
 
 fn start(context: &Context, spec: MachineSpec) -> Result<Lab, LabError> {
-    let lab = context.start(&[spec])?;
+    let lab = context.start([spec])?;
     lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| ops(machine) > 0))
     })?;

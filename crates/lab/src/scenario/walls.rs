@@ -32,8 +32,8 @@ mod field;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "walls",
     summary: "ten minutes of all attacks at once, next to a tenant that notices nothing",
-    file: file!(),
     measures: &[
+        &[file!()],
         measured::POLICY,
         measured::DAEMON,
         measured::API,

@@ -17,8 +17,7 @@ use crate::meb::workloads::cpu_of;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "worker-kill",
     summary: "a worker is killed 50 times at random while it tracks, and no guest is harmed",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "The worker may be killed at any moment, and no byte is lost (50 kills)";
@@ -43,8 +42,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let spec = MachineSpec::new(name, GROUP, MEMORY, MEMORY, workload);
         MachineSpec { seed: context.seed, shim: true, cpus: cpu_of(place), ..spec }
     };
-    let specs = [guest(0, "verify --mb 140"), guest(1, "random-array --mb 140")];
-    let mut lab = context.start(&specs)?;
+    let mut lab =
+        context.start([guest(0, "verify --mb 140"), guest(1, "random-array --mb 140")])?;
     let daemon = Daemon::start(&mut lab, Mode::Observe)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     wait_until_tracked(&lab, &daemon, None)?;

@@ -225,7 +225,8 @@ fn every_claim_names_a_figure_that_its_scenario_makes() {
     common.push(tree.path("crates/lab/src/scenario/group_isolation/shared.rs"));
     for scenario in scenario::SCENARIOS {
         let files = common.iter().filter(|path| path.is_file()).cloned();
-        let texts = files.chain([tree.path(scenario.file)]).map(|path| {
+        let own = scenario.sources().next().map(|path| tree.path(path));
+        let texts = files.chain(own).map(|path| {
             std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("{}", path.display()))
         });
         let literals: Vec<String> = texts.flat_map(|text| literals(&text)).collect();

@@ -74,8 +74,7 @@ fn tree() -> (tempfile::TempDir, SourceTree, Scenario) {
     let scenario = Scenario {
         name: "s",
         summary: "s",
-        file: "a.rs",
-        measures: &[],
+        measures: &[&["a.rs"]],
         claims: &[],
         run: |_| unreachable!(),
     };
