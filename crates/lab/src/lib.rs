@@ -41,6 +41,7 @@ pub mod alike;
 pub mod arms;
 pub mod attack;
 pub mod autoballoon;
+pub mod background;
 pub mod cache;
 pub mod census;
 pub mod chart;

@@ -27,21 +27,18 @@ pub fn run(
     mut order: impl FnMut(&mut Random) -> Wanted,
     mut beside: impl FnMut(&Machine, &mut Random) -> Result<(), LabError>,
 ) -> Result<Vec<Report>, LabError> {
-    let between = |(least, most): (u64, u64), random: &mut Random| {
-        Duration::from_millis(random.between(least, most))
-    };
     let mut last_words = Vec::new();
     let until = Instant::now() + length;
     while Instant::now() < until {
         let mut worker = start()?;
-        let end = (Instant::now() + between(LIFE_MS, random)).min(until);
+        let end = (Instant::now() + random.millis(LIFE_MS)).min(until);
         while Instant::now() < end {
             worker.order(lab, order(random))?;
             for machine in lab.machines() {
                 machine.ensure_alive()?;
                 beside(machine, random)?;
             }
-            interrupt::sleep(between(REST_MS, random))?;
+            interrupt::sleep(random.millis(REST_MS))?;
         }
         last_words.push(worker.report().unwrap_or_default());
         worker.kill()?;

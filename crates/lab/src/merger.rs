@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::PagesPerMs;
@@ -12,6 +11,7 @@ use pages::dedup::KnownPages;
 use sys::process::Identity;
 use worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 
+use crate::background::{Background, Stop};
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
 
@@ -26,13 +26,12 @@ const FLAT_OUT: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Merger {
     told: Arc<Told>,
-    thread: Option<JoinHandle<Vec<Reading>>>,
+    thread: Background<Vec<Reading>>,
 }
 
 /// State that both sides share.
 #[derive(Debug, Default)]
 struct Told {
-    stop: AtomicBool,
     rate: AtomicU32,
     cpu_ns: AtomicU64,
     pool_bytes: AtomicU64,
@@ -96,12 +95,12 @@ impl Merger {
         let mut vms: Vec<Tracked> =
             processes.iter().map(|it| Tracked::new(*it, Settings::new(mode))).collect();
         let (ours, pids) = (Arc::clone(&told), pids.to_vec());
-        let work = move || {
+        let work = move |stop: &Stop| {
             let readings = |dedup: &Dedup| {
                 pids.iter().filter_map(|pid| Some(dedup.reading(*pid)?.value)).collect()
             };
             let mut step = Instant::now();
-            while !ours.stop.load(Ordering::Relaxed) {
+            while !stop.is_given() {
                 let now = Instant::now();
                 if now >= step {
                     step = now + STEP;
@@ -126,8 +125,7 @@ impl Merger {
             }
             readings(&dedup)
         };
-        let thread = std::thread::Builder::new().name("merger".to_owned()).spawn(work)?;
-        Ok(Self { told, thread: Some(thread) })
+        Ok(Self { told, thread: Background::start("merger", work)? })
     }
 
     /// Changes the rate from now on.
@@ -151,29 +149,15 @@ impl Merger {
     #[must_use]
     pub fn readings(&self) -> Vec<Reading> {
         self.told.is_asked.store(true, Ordering::Release);
-        while self.told.is_asked.load(Ordering::Acquire) && !self.has_ended() {
+        while self.told.is_asked.load(Ordering::Acquire) && !self.thread.has_ended() {
             std::thread::sleep(SLICE);
         }
         self.told.readings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
     /// Ends it; returns its last knowledge of each VM.
     #[must_use]
-    pub fn stop(mut self) -> Vec<Reading> {
-        self.told.stop.store(true, Ordering::Relaxed);
-        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
-    }
-}
-
-impl Drop for Merger {
-    fn drop(&mut self) {
-        self.told.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+    pub fn stop(self) -> Vec<Reading> {
+        self.thread.stop().unwrap_or_default()
     }
 }

@@ -1,5 +1,7 @@
 //! Random numbers from a seed, so that an experiment can be repeated (SplitMix64, Steele 2014).
 
+use std::time::Duration;
+
 /// A sequence of random numbers.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
@@ -9,6 +11,11 @@ impl Random {
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// A time between these numbers of milliseconds.
+    pub const fn millis(&mut self, (least, most): (u64, u64)) -> Duration {
+        Duration::from_millis(self.between(least, most))
     }
 
     /// A number from `least` to `most`, both included; the bias of the remainder does not matter

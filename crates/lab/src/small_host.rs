@@ -14,14 +14,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use model::Bytes;
 use sys::memory_of::{Counters, Overhead};
 
+use crate::background::Background;
 use crate::lab::{Lab, LabError};
 use crate::memory_group::MemoryGroup;
 use crate::zswap::Zswap;
@@ -32,7 +32,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Such a host; dropping it removes the cgroup, whose processes must have ended by then.
 pub struct SmallHost {
     shared: Arc<HostCounters>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Background<()>,
 }
 
 struct HostCounters {
@@ -41,7 +41,6 @@ struct HostCounters {
     beside: Mutex<Beside>,
     latest: Mutex<Look>,
     most_above: AtomicU64,
-    stop: AtomicBool,
 }
 
 /// Memory of QEMUs besides their guests, as measured last.
@@ -79,16 +78,15 @@ impl SmallHost {
             beside: Mutex::default(),
             latest: Mutex::default(),
             most_above: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
         });
         let its = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("small-host".into()).spawn(move || {
-            while !its.stop.load(Ordering::Relaxed) {
+        let thread = Background::start("small-host", move |stop| {
+            while !stop.is_given() {
                 its.look(Zswap::pool().unwrap_or_default());
                 std::thread::sleep(PERIOD);
             }
         })?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, _thread: thread })
     }
 
     /// The cgroup, for [`MachineSpec::cgroup`](crate::MachineSpec).
@@ -167,14 +165,5 @@ impl HostCounters {
 impl fmt::Debug for SmallHost {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("SmallHost").field("latest", &self.latest()).finish_non_exhaustive()
-    }
-}
-
-impl Drop for SmallHost {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

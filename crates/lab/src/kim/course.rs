@@ -17,8 +17,6 @@ use crate::machine::MachineSpec;
 use crate::meb::progress;
 use crate::scenario::Context;
 
-/// Timeout for guests to fill their memory, partly into a slow swap.
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_secs(1);
 
 /// The result of a run.
@@ -72,7 +70,7 @@ pub fn follow(
     warm_up: Duration,
     window: Duration,
 ) -> Result<SharingRun, LabError> {
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let began = Instant::now();
     let (mut first, cpu) = (lines(&lab), CpuTime::read()?);
     let daemon = setting.daemon.map(|settings| Daemon::start(&mut lab, settings)).transpose()?;

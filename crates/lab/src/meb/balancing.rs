@@ -18,12 +18,12 @@
 //! Guests have no huge pages. Swap and a balloon split them, so a guest with enough memory would
 //! have more of them than the others. Their effect under emulation says nothing about a real CPU.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use model::{Bytes, ColdSpec, Mode, Policy};
 
 use crate::arms::{Arms, Order, across, geometric_mean};
+use crate::background::Background;
 use crate::daemon::DaemonSettings;
 use crate::figures::{Figure, Figures};
 use crate::kim::course::{self, SharingRun};
@@ -37,11 +37,13 @@ use crate::scenario::Context;
 use crate::zram::Zram;
 
 const GROUP: &str = "meb";
+/// Each guest's swap disk, and its operations per second: a general volume of a cloud.
 const SWAP: Bytes = Bytes::mib(1024);
+const SWAP_IOPS: u32 = 3_000;
+/// Rounds of all arms.
+pub const ROUNDS: u32 = 3;
 /// The longest warm-up where no memory moves, because such guests soon reach a steady state.
 const MOST_WARM_UP_FIXED: Duration = Duration::from_secs(60);
-/// Timeout for guests to fill their memory.
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Time between two requests to page out what a guest holds above its fixed memory.
 const HOLD_EVERY: Duration = Duration::from_millis(100);
 const SMALL_PAGES: &str = "transparent_hugepage=never";
@@ -66,15 +68,11 @@ pub struct Table {
     pub members: &'static [Member],
     /// The least memory that each guest keeps.
     pub low: Bytes,
-    /// Operations per second of each guest's swap disk.
-    pub swap_iops: u32,
     /// Warm-up: guests run, and memory moves, before their work counts. Where no memory moves, it
     /// is a minute at most.
     pub warm_up: Duration,
     /// Length of the measurement, which also ends when the guests' work has ended.
     pub window: Duration,
-    /// Number of rounds.
-    pub rounds: u32,
 }
 
 /// The regime that guests run under.
@@ -129,8 +127,8 @@ impl Table {
     /// As for [`course::run`].
     pub fn run(self, context: &Context) -> Result<BalanceResult, LabError> {
         let mut courses = Arms::default();
-        for number in 1..=self.rounds {
-            context.say(&format!("Round {number} of {} ...", self.rounds));
+        for number in 1..=ROUNDS {
+            context.say(&format!("Round {number} of {ROUNDS} ..."));
             let arms = ARMS.map(|arm| (arm.name(), arm));
             courses.turn(Order::Listed, &arms, |_, arm| self.course(context, *arm))?;
         }
@@ -176,28 +174,25 @@ impl Table {
             groups.push(group);
         }
         let lab = context.start(guests)?;
-        progress::wait_until_working(&lab, FILL_LIMIT)?;
-        let mut held = Vec::new();
+        progress::wait_until_working(&lab)?;
+        let mut most = Vec::new();
         for ((machine, group), member) in lab.machines().iter().zip(&groups).zip(self.members) {
             // QEMU's own memory, and its page tables, are not the guest's.
-            let guest = machine.overhead()?.guest;
-            held.push((group, group.usage()?.plus(member.initial).minus(guest)));
+            most.push(group.usage()?.plus(member.initial).minus(machine.overhead()?.guest));
         }
-        let has_ended = AtomicBool::new(false);
-        let course = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !has_ended.load(Ordering::Relaxed) {
-                    for (group, most) in &held {
-                        // A guest that has just ended has no group that could be asked.
-                        let is_above = group.usage().is_ok_and(|usage| usage > *most);
-                        let _ = is_above.then(|| group.reclaim_to(*most));
-                    }
-                    std::thread::sleep(HOLD_EVERY);
+        // The groups go with it, once their guests have ended.
+        let _hold = Background::start("hold", move |stop| {
+            while !stop.is_given() {
+                for (group, most) in groups.iter().zip(&most) {
+                    // A guest that has just ended has no group that could be asked.
+                    let is_above = group.usage().is_ok_and(|usage| usage > *most);
+                    let _ = is_above.then(|| group.reclaim_to(*most));
                 }
-            });
-            let _end = AtEnd(&has_ended);
-            course::follow(lab, setting, self.warm_up(BalanceArm::SameSwap), self.window)
+                std::thread::sleep(HOLD_EVERY);
+            }
         })?;
+        let warm_up = self.warm_up(BalanceArm::SameSwap);
+        let course = course::follow(lab, setting, warm_up, self.window)?;
         context.say(&course.in_words());
         Ok(course)
     }
@@ -218,7 +213,7 @@ impl Table {
                 shim: true,
                 kernel_options: SMALL_PAGES.to_owned(),
                 ..MachineSpec::new(member.name, GROUP, base, member.high, member.command)
-                    .with_swap(SWAP, Some(self.swap_iops))
+                    .with_swap(SWAP, Some(SWAP_IOPS))
             }
         };
         (0..).zip(self.members).map(guest).collect()
@@ -235,15 +230,6 @@ impl Table {
             BalanceArm::Baseline | BalanceArm::SameSwap | BalanceArm::Best => None,
         };
         Setting { name: way.name(), daemon }
-    }
-}
-
-/// Says that a course has ended, also if it ends by an error.
-struct AtEnd<'a>(&'a AtomicBool);
-
-impl Drop for AtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -12,6 +12,8 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 
 const POLL: Duration = Duration::from_millis(10);
+/// Timeout for guests to fill their memory, partly into a slow swap or under a tracer.
+const WORK_LIMIT: Duration = Duration::from_secs(240);
 /// Timeout for the next line of a guest that is busy with other work.
 const LINE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -183,10 +185,10 @@ const END_MARK: &str = "workload ended";
 /// guest that is to begin later may still wait.
 ///
 /// # Errors
-/// When that takes longer than `limit`, a guest dies, or its workload has ended (for example,
-/// because its command line is wrong).
-pub fn wait_until_working(lab: &Lab, limit: Duration) -> Result<(), LabError> {
-    lab.wait_for("every guest to work", limit, |lab| {
+/// When that takes too long, a guest dies, or its workload has ended (for example, because its
+/// command line is wrong).
+pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
+    lab.wait_for("every guest to work", WORK_LIMIT, |lab| {
         for machine in lab.machines() {
             let console = std::fs::read(&machine.files().console).unwrap_or_default();
             if String::from_utf8_lossy(&console).contains(END_MARK) {

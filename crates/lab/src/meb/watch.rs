@@ -6,9 +6,8 @@
 //!
 //! **Invariant.** Every time stamp is on the clock of traps and traces (`CLOCK_MONOTONIC`).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::{Bytes, Tracking};
@@ -18,6 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sys::process::Identity;
 use worker::{STEP, Settings, State, Tracked};
 
+use crate::background::{Background, Stop};
 use crate::lab::{Lab, LabError};
 
 /// Timeout for the start of a guest's tracking.
@@ -68,11 +68,10 @@ impl Record {
 /// A guest that is being tracked. Dropping it ends the tracking, too.
 #[derive(Debug)]
 pub struct Watch {
-    stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
     held: Arc<Mutex<Option<WatchState>>>,
     shown: Arc<Mutex<Shown>>,
-    thread: Option<JoinHandle<Record>>,
+    thread: Background<Record>,
 }
 
 /// The most of a guest that may be in memory, and the memory that its QEMU has besides the guest.
@@ -126,30 +125,28 @@ impl Watch {
         cpus: &[usize],
         every: Duration,
     ) -> Result<Self, LabError> {
-        let (stop, swapped) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let swapped = Arc::new(AtomicU64::new(0));
         let (held, shown) = (Arc::default(), Arc::new(Mutex::new(Shown::default())));
         let mut set = CpuSet::new();
         cpus.iter().for_each(|cpu| set.set(*cpu));
         let is_pinned = !cpus.is_empty();
         let mut driver = Driver {
             tracked: track(process),
-            stop: Arc::clone(&stop),
             swapped: Arc::clone(&swapped),
             held: Arc::clone(&held),
             shown: Arc::clone(&shown),
             every,
         };
-        let run = move || {
+        let run = move |stop: &Stop| {
             if is_pinned {
                 // The CPU may be gone meanwhile; then any other will do.
                 let _ = sched_setaffinity(None, &set);
             }
-            let record = driver.run();
+            let record = driver.run(stop);
             driver.tracked.release();
             record
         };
-        let thread = std::thread::Builder::new().name("watch".into()).spawn(run)?;
-        Ok(Self { stop, swapped, held, shown, thread: Some(thread) })
+        Ok(Self { swapped, held, shown, thread: Background::start("watch", run)? })
     }
 
     /// Sets the amount of the guest that lies in its swap.
@@ -192,23 +189,12 @@ impl Watch {
     ///
     /// # Errors
     /// When the tracker failed, which is a fault of Overbook.
-    pub fn stop(mut self) -> Result<Record, LabError> {
-        self.stop.store(true, Ordering::Relaxed);
-        let Some(thread) = self.thread.take() else { return Err(LabError::Tracker) };
-        thread.join().map_err(|_| LabError::Tracker)
+    pub fn stop(self) -> Result<Record, LabError> {
+        self.thread.stop().ok_or(LabError::Tracker)
     }
 
     fn shown(&self) -> std::sync::MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -236,7 +222,6 @@ fn identity(pid: u32) -> Result<Identity, LabError> {
 
 struct Driver {
     tracked: Tracked,
-    stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
     held: Arc<Mutex<Option<WatchState>>>,
     shown: Arc<Mutex<Shown>>,
@@ -244,11 +229,11 @@ struct Driver {
 }
 
 impl Driver {
-    fn run(&mut self) -> Record {
+    fn run(&mut self, stop: &Stop) -> Record {
         let (began, cpu_before) = (Instant::now(), own_cpu());
         let mut seen = Vec::new();
         let (mut steps, mut steps_on, mut due) = (0.0_f64, 0.0_f64, began + self.every);
-        while !self.stop.load(Ordering::Relaxed) {
+        while !stop.is_given() {
             let next = Instant::now() + STEP;
             self.tracked.set_swapped(Bytes(self.swapped.load(Ordering::Relaxed)));
             if let Some(held) = *self.held.lock().unwrap_or_else(PoisonError::into_inner) {

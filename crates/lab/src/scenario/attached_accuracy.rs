@@ -34,7 +34,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 /// The guests whose speed is measured.
 const QUICK: [&str; 2] = ["random", "kv"];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Number of windows with tracking.
 const PAIRS: usize = 8;
 /// Seconds after each change that are not measured, and seconds of a window; a guest prints one
@@ -81,7 +80,7 @@ fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabE
     };
     let specs: Vec<_> = workloads.iter().enumerate().map(guest).collect();
     let mut lab = context.start(specs.clone())?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let mut pairs = vec![Pairs::default(); specs.len()];
     let rates = |lab: &Lab| progress::rates(lab, BEGINNING, WINDOW);
     for _ in 0..PAIRS {

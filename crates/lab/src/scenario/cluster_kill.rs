@@ -103,9 +103,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         }
     }
     for _ in 0..KILLS {
-        watched.watch(Duration::from_millis(random.between(PAUSE_MS.0, PAUSE_MS.1)))?;
+        watched.watch(random.millis(PAUSE_MS))?;
         let which = usize::try_from(random.between(0, 5)).unwrap_or(0);
-        let away = Duration::from_millis(random.between(AWAY_MS.0, AWAY_MS.1));
+        let away = random.millis(AWAY_MS);
         if which <= CONTROLLER {
             watched.pool.kill(which)?;
             watched.watch(away)?;

@@ -70,7 +70,6 @@ const KEPT: u64 = 50;
 /// A disk as fast as QEMU and the host's page cache are.
 const GUEST_SWAP: Bytes = Bytes::mib(512);
 const ZRAM: Bytes = Bytes::mib(1024);
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Time with all its memory. The speed in the last two thirds of it is the base for comparison.
 const BEFORE: Duration = Duration::from_secs(9);
 /// Time to reach the size, in seconds.
@@ -185,7 +184,7 @@ impl KeptMemory {
             self.machine().qmp("qom-set", stats)?;
         }
         self.hold(RAM)?;
-        progress::wait_until_working(&self.lab, FILL_LIMIT)?;
+        progress::wait_until_working(&self.lab)?;
         let mut lines = Lines::of(&self.lab);
         interrupt::sleep(BEFORE / 3)?;
         lines.look_for(&self.lab, BEFORE * 2 / 3)?;

@@ -43,7 +43,6 @@ const RAM: Bytes = Bytes::mib(256);
 /// The share of their memory that the guests keep, in percent.
 const KEPT: u64 = 60;
 const ZRAM: Bytes = Bytes::mib(2048);
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 const ADJUSTED: Duration = Duration::from_secs(40);
 const MEASURED: Duration = Duration::from_secs(60);
 /// Number of rounds; each measures both arms in turn.
@@ -86,7 +85,7 @@ fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
         ..context.guest(name, "circles", RAM, command).in_cgroup(group.dir())
     };
     let mut lab = context.start(GUESTS.map(guest))?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let mut held = Bytes::ZERO;
     for machine in lab.machines() {
         held = held.plus(machine.overhead()?.guest);

@@ -63,7 +63,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("frees", "verify --mb 128 --breathe 20"),
     ];
     let mut lab = context.start(specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let toll = soak(context, &lab, length)?;
     let left = release(&lab)?;
     let bad_bytes = fleet::bad_bytes(&lab)?;

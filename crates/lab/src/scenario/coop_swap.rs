@@ -27,7 +27,6 @@ const WORKLOAD: &str = "random-array --mb 128";
 const SWAP: Bytes = Bytes::mib(256);
 /// The time of a read on a disk with moving heads, in microseconds.
 const READ_US: u32 = 5_000;
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 const SETTLE: Duration = Duration::from_secs(5);
 const MEASURE: Duration = Duration::from_secs(25);
 
@@ -66,7 +65,7 @@ fn course(context: &Context, disk: Disk) -> Result<SwapFigures, LabError> {
     let swap = RemoteSwap::start(&context.dir.with_extension("swap"), GUEST, disk)?;
     let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD);
     let mut lab = context.start([swap.given_to(guest)])?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(SETTLE)?;
     let before = swap.status().unwrap_or_default();
     let mut rates = Vec::new();

@@ -70,9 +70,9 @@ fn everything(
     wait_for_workers(&lab, &daemon, groups.len())?;
     let mut slowest = Duration::ZERO;
     for _ in 0..KILLS {
-        interrupt::sleep(Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1)))?;
+        interrupt::sleep(random.millis(LIFE_MS))?;
         daemon.kill(&mut lab)?;
-        interrupt::sleep(Duration::from_millis(random.between(0, 1_000)))?;
+        interrupt::sleep(random.millis((0, 1_000)))?;
         let restarted = Instant::now();
         daemon.restart(&mut lab)?;
         wait_for_workers(&lab, &daemon, groups.len())?;
@@ -108,11 +108,11 @@ fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabErro
 
     let mut slowest = Duration::ZERO;
     for _ in 0..KILLS {
-        interrupt::sleep(Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1)))?;
+        interrupt::sleep(random.millis(LIFE_MS))?;
         let before = balloons(&lab)?;
         daemon.kill(&mut lab)?;
         // The time without a daemon is random, too.
-        interrupt::sleep(Duration::from_millis(random.between(0, 1_000)))?;
+        interrupt::sleep(random.millis((0, 1_000)))?;
         let restarted = Instant::now();
         daemon.restart(&mut lab)?;
         lab.wait_for("the targets to converge", CONVERGE_LIMIT, |lab| {

@@ -32,7 +32,6 @@ const MEMORY: Bytes = Bytes::mib(224);
 const LEAST_MEMORY: Bytes = Bytes::mib(176);
 const DISK: Bytes = Bytes::mib(64);
 const DISK_IOPS: u32 = 400;
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// The longest that a guest may stand still.
 const HANG_MS: f64 = 10_000.0;
 
@@ -53,7 +52,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("memhog", "memhog --mb 80 --hold 3 --rest 2 --rate 60"),
     ];
     let mut lab = context.start(specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let mut longest_gap_ms = 0.0_f64;
     let mut soak = Soak::new(&lab, "soak", None, context.seed)?;
     soak.run(length, |machine, random| {

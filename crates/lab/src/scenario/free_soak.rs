@@ -29,7 +29,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const MINUTES: u32 = 10;
 const MEMORY: Bytes = Bytes::mib(256);
 const LEAST_MEMORY: Bytes = Bytes::mib(224);
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 const RATE: PagesPerMs = PagesPerMs(50);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -56,7 +55,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest(3, "14", 0, "init_on_free=1"),
     ];
     let mut lab = context.start(specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let mut random = Random::new(context.seed);
     let start = || WorkerProcess::start("soak");
     let beside = |machine: &Machine, random: &mut Random| {

@@ -32,7 +32,6 @@ const MEMORY: Bytes = Bytes::mib(256);
 const SAME_MB: u32 = 60;
 const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
-const START_LIMIT: Duration = Duration::from_secs(90);
 const SETTLE: Duration = Duration::from_secs(2);
 /// Lines of pi to skip when something begins or ends, and lines in a window; one line a second.
 const BEGINNING: usize = 1;
@@ -93,7 +92,7 @@ fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Resu
         MachineSpec { seed: seed + 1, ..guest("two", &fill, CPU + 1) },
     ];
     let mut lab = context.start(specs)?;
-    progress::wait_until_working(&lab, START_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(SETTLE)?;
     let all = lab.machines().iter().map(|machine| machine.process().pid);
     let others: Vec<u32> = all.skip(PI + 1).collect();

@@ -27,7 +27,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const MEMORY: Bytes = Bytes::mib(128);
 const GUESTS_OF_GROUP: usize = 4;
-const START_LIMIT: Duration = Duration::from_secs(90);
 /// The time that the guests work before their sharing is measured.
 const WORK: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -125,7 +124,7 @@ fn shared(context: &Context, mix: &Mix, together: usize) -> Result<SharedPages, 
             .with_shim(true)
     };
     let mut lab = context.start((0..2 * GUESTS_OF_GROUP).map(guest))?;
-    progress::wait_until_working(&lab, START_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(WORK)?;
     let pids = lab.pids();
     let engines = pids.chunks(together).map(|pids| Merger::start(pids, None, None));

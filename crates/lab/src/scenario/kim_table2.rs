@@ -102,17 +102,11 @@ fn content(seed: u64) -> Vec<u8> {
 
 fn add_figures(figures: &mut Figures, seen: &Arms<SharingRun>) {
     let speed = |name: &str| seen.number(name, |course| course.speed(0));
-    let paper = [
-        ("fair", "1.22 (Kim 2014, Table 2)"),
-        ("entitlement", "1.03"),
-        ("demand", "1.06"),
-        ("demand_cache", "1.32"),
-    ];
-    for (name, paper) in paper {
+    for name in ["fair", "entitlement", "demand", "demand_cache"] {
         let note =
             format!("{:.0} KB/s, to {:.0}", speed(name) * READ_KIB, speed("baseline") * READ_KIB);
-        let figure = Figure::new(speed(name) / speed("baseline"), "ratio", note).paper(paper);
-        figures.add(&format!("speed_{name}"), figure);
+        let ratio = speed(name) / speed("baseline");
+        figures.tell(&format!("speed_{name}"), ratio, "ratio", note);
     }
     let note = "speed of the guest that reads: demand and cache, to fair";
     figures.tell("cache_vs_fair", speed("demand_cache") / speed("fair"), "ratio", note);

@@ -89,8 +89,6 @@ impl AccuracySource {
     }
 }
 
-/// Filling memory takes long when every access is recorded.
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Some time constants of the ageing.
 const WARM_UP: Duration = Duration::from_secs(30);
 /// The workloads that also run with half of their memory out.
@@ -202,7 +200,7 @@ fn compare(
     let track = |machine: &Machine| source.watch(machine, EVERY);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     if is_out {
         page_half_out(&lab, &watches)?;
     }

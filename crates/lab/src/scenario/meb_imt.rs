@@ -35,7 +35,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 /// The paper's fixed thresholds with its results: up ratio and error, in percent.
 const FIXED: [(f64, &str, &str); 4] =
     [(0.05, "37.3", "4.0"), (0.10, "25.1", "8.0"), (0.20, "17.0", "9.4"), (0.30, "14.8", "11.7")];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(15);
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Samples of the working set in an interval.
@@ -72,7 +71,7 @@ fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabEr
         |m: &Machine| Watch::start(m.process().pid, modes::always_on(), &[], INTERVAL / LOOKS);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(SETTLE)?;
     let from_us = watch::now_us();
     interrupt::sleep(INTERVAL * LENGTH)?;

@@ -53,7 +53,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 /// Granules of 8 KiB: as many tags in 256 MB as the paper has in 4 GB.
 const GRANULE_PAGES: u32 = 2;
 const WORKLOADS: usize = 8;
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Lines without tracking before all ways and after them.
 const AROUND: usize = 10;
 
@@ -94,7 +93,7 @@ fn measure(
     let guest =
         |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
     let mut lab = context.start(workloads.iter().enumerate().map(guest))?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
     let mut bench = Bench::start(&lab)?;
     for way in modes::all(GRANULE_PAGES) {

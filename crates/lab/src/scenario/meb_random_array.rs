@@ -60,7 +60,6 @@ const FITS: &[(u32, u32)] = &[
 ];
 const SPILLS: &[(u32, u32)] =
     &[(40, 40), (200, 40), (350, 30), (500, 45), (700, 60), (450, 40), (250, 40), (40, 45)];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// A guest reports each second, also while it swaps. A guest that is silent for this long has
 /// lost its workload (out of memory, say), and its array is no longer known.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
@@ -108,7 +107,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let peek = Peek::start(pid(part.sampled())?, context.seed)?;
         all.push(Twins { part, watch, peek, seconds: Vec::new() });
     }
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let began = Instant::now();
     let length = PARTS.iter().map(|part| part.length()).max().unwrap_or_default();
     let mut next = began;

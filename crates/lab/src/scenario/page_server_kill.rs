@@ -34,7 +34,6 @@ const PROMISED: Bytes = Bytes::mib(128);
 const WORKLOAD: &str = "verify --mb 112";
 const DISK: Disk =
     Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(256), cache: false };
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// How long a part is dead, and how long all parts then live.
 const DEAD_MS: (u64, u64) = (0, 1_500);
 const ALIVE_MS: (u64, u64) = (200, 2_500);
@@ -71,7 +70,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD).up_to(PROMISED);
     let mut lab = context.start([swap.given_to(guest)])?;
     let mut daemon = Daemon::start(&mut lab, Mode::Observe)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let mut random = Random::new(context.seed);
     let mut toll = ServerKills::default();
     let pick = |random: &mut Random| PARTS[usize::try_from(random.between(0, 3)).unwrap_or(0)];
@@ -87,7 +86,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             kill(*part, &mut swap, &mut daemon, &mut lab)?;
             toll.kills += 1;
         }
-        interrupt::sleep(Duration::from_millis(random.between(DEAD_MS.0, DEAD_MS.1)))?;
+        interrupt::sleep(random.millis(DEAD_MS))?;
         for part in &parts {
             bring_back(*part, &mut swap, &mut daemon, &mut lab)?;
         }
@@ -102,7 +101,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         toll.slowest = toll.slowest.max(back.elapsed());
         let state = lab.machine(GUEST)?.qmp("query-status", json!({}))?;
         toll.io_errors += u32::from(state["running"] != true);
-        interrupt::sleep(Duration::from_millis(random.between(ALIVE_MS.0, ALIVE_MS.1)))?;
+        interrupt::sleep(random.millis(ALIVE_MS))?;
     }
     toll.note(&swap);
     let bad_bytes = fleet::bad_bytes(&lab)?;

@@ -46,7 +46,6 @@ const USUAL_MINUTES: u32 = 15;
 const GROUP: &str = "told";
 const BASE: Bytes = Bytes::mib(224);
 const MAX: Bytes = Bytes::mib(320);
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Period of the samples of the guests' memory and of the daemon's readings.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The lifetime of a worker.
@@ -111,7 +110,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         ..Mode::Observe.into()
     };
     let daemon = Daemon::start(&mut lab, settings)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let known = |machine: &crate::lab::Machine| {
         let name = VmName::from(machine.spec().name.as_str());
         (name, Known { pid: machine.process().pid, ..Known::default() })
@@ -136,8 +135,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             if let Some(worker) = worker.filter(|_| Instant::now() >= kill_due) {
                 // The worker may have ended by itself.
                 toll.kills += u32::from(worker.signal(Signal::KILL).is_ok());
-                let life = random.between(LIFE_MS.0, LIFE_MS.1);
-                kill_due = Instant::now() + Duration::from_millis(life);
+                kill_due = Instant::now() + random.millis(LIFE_MS);
             }
         } else {
             toll.unread += 1;

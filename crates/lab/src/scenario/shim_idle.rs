@@ -32,7 +32,6 @@ const WORKLOAD: &str = "kinds --mb 96 --each 3 --path /dev/data --disk-mb 64";
 const DISK: Bytes = Bytes::mib(64);
 /// The kinds of work, in the guest's order.
 const KINDS: [&str; 6] = ["write", "read", "copy", "random", "system_calls", "disk"];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Some multiples of the guest's time on a quiet machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(3);
@@ -79,7 +78,7 @@ fn pair(context: &Context, number: usize) -> Result<IdlePair, LabError> {
     // The CPUs change after every two pairs.
     let turned = number / 2 % 2;
     let mut lab = context.start([guest(names[0], turned), guest(names[1], 1 - turned)])?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let (with, without) = (place(&lab, WITH), place(&lab, WITHOUT));
     let marks = marks(&lab)?;
     let speed = |place: usize, kind| speed(&marks[place], kind);

@@ -43,7 +43,6 @@ const WORKLOAD: &str = "verify --mb 64 --disk /dev/data --disk-mb 64";
 const DISK: Bytes = Bytes::mib(64);
 /// Slow enough that requests queue up.
 const DISK_IOPS: u32 = 400;
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let half = Duration::from_secs(30) * context.minutes.unwrap_or(USUAL_MINUTES);
@@ -112,7 +111,7 @@ fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabEr
     let specs = [guest("native", true), guest("threads", false)];
     let paging = Paging::begin(context)?;
     let mut lab = context.start(specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     for machine in lab.machines() {
         stress::wait_for_shim(machine.process().pid)?;
     }
@@ -160,7 +159,7 @@ fn move_balloons(
         for machine in lab.machines() {
             machine.set_balloon(Bytes(random.between(LEAST_MEMORY.0, MEMORY.0)))?;
         }
-        let next = Instant::now() + Duration::from_millis(random.between(500, 3_000));
+        let next = Instant::now() + random.millis((500, 3_000));
         lab.wait_for("the next move", Duration::from_secs(10), |lab| {
             for machine in lab.machines() {
                 *longest_gap_ms = longest_gap_ms.max(machine.reported("gap_ms"));

@@ -53,7 +53,6 @@ const MEMORY: Bytes = Bytes::mib(192);
 const GUESTS: usize = SYSTEMS.len() * PROGRAMS.len();
 /// Sizes of fleets for which the figures show how many times pages are shared.
 const SIZES: [usize; 3] = [2, 4, 6];
-const START_LIMIT: Duration = Duration::from_secs(180);
 /// The time that programs work before the measurement.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Merging has ended when it has grown by less than a thousandth between two samples.
@@ -106,7 +105,7 @@ fn fleet(
     };
     let specs: Vec<MachineSpec> = (0..GUESTS).map(guest).collect();
     let mut lab = context.start(specs.clone())?;
-    progress::wait_until_working(&lab, START_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let pids = lab.pids();
     let merger = Merger::start_knowing(&pids, None, known.clone())?;
     interrupt::sleep(SETTLE)?;
@@ -262,9 +261,7 @@ fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
     let count = SYSTEMS.len();
     let [one, other] = [same, different].map(|guests| programs(&guests[..count]).saved());
     let note = format!("programs_same_{count} to programs_different_{count}");
-    let figure = Figure::new(one / other, "ratio", note);
-    let paper = "the same system is worth more than different ones (no number)";
-    figures.add("same_vs_different", figure.paper(paper));
+    figures.tell("same_vs_different", one / other, "ratio", note);
     let all = Counted::of(same, |_| true);
     let note = "of what could be shared on the same system, is, with the guests paused";
     figures.add(

@@ -149,7 +149,6 @@ const READS_PER_S: u32 = 1_000;
 /// Memory of the group that is not in the comparison, in MiB: page tables, other kernel objects,
 /// and files.
 const BESIDE: f64 = 64.0;
-const START_LIMIT: Duration = Duration::from_secs(120);
 /// With all VMs: long enough for each guest to go through its programs once, if they are
 /// resident.
 const FIRST_CHECK: Duration = Duration::from_secs(22);
@@ -296,7 +295,7 @@ fn course(
     let for_itself = MachineSpec { ksm: false, cpus, ..programs.machine(&like_it) };
     let mut lab = context.start(specs[..1].to_vec())?;
     let mut clock = Lab::start(&context.dir.join("clock"), &context.provisions, &[for_itself])?;
-    progress::wait_until_working(&clock, START_LIMIT)?;
+    progress::wait_until_working(&clock)?;
     let mut at = TablePhase::begin(way, programs, &lab, &group)?;
     if let TablePhase::Ours(worker) = &at {
         disk.take_in(worker.identity().pid)?;
@@ -309,7 +308,7 @@ fn course(
         for pid in lab.pids() {
             disk.take_in(pid)?;
         }
-        progress::wait_until_working(&lab, START_LIMIT)?;
+        progress::wait_until_working(&lab)?;
         interrupt::sleep(if count == ALL { FIRST_CHECK } else { SETTLE })?;
         let is_end = count == 1 || count == ALL;
         let stage = at.look(&lab, &clock, if is_end { timed.window } else { SHORT_WINDOW })?;

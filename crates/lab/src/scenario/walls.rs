@@ -68,7 +68,6 @@ const WORKLOAD: &str = "verify --mb 88";
 const DISK: Disk =
     Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(64), cache: false };
 const RATE: PagesPerMs = PagesPerMs(20);
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// The daemon's own process, without its workers, under any attack.
 const DAEMON_MOST_MIB: f64 = 64.0;
 /// A process of disks: its budget of 64 MiB, and its memory without clients.
@@ -98,7 +97,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut field = pinning::on_cpu(field::CPU, || Field::start(&context.dir.join("field"), &lab))?;
     let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
     let daemon = pinning::on_cpu(field::CPU, || Daemon::start(&mut lab, settings))?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
 
     let (mut recording, mut most) = (Recording::begin(), Most::new());
     let (mut attacks, mut seen) = (Vec::new(), BTreeMap::new());

@@ -31,7 +31,6 @@ const KILLS: u32 = 50;
 const LIFE_MS: (u64, u64) = (300, 3_000);
 const MEMORY: Bytes = Bytes::mib(256);
 const GROUP: &str = "killed";
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// The window without kills, for comparison.
 const BASELINE: Duration = Duration::from_secs(40);
 const RESUME_LIMIT: Duration = Duration::from_secs(60);
@@ -45,7 +44,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut lab =
         context.start([guest(0, "verify --mb 140"), guest(1, "random-array --mb 140")])?;
     let daemon = Daemon::start(&mut lab, Mode::Observe)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     wait_until_tracked(&lab, &daemon, None)?;
 
     let mut lines = Lines::of(&lab);
@@ -56,7 +55,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut random = Random::new(context.seed);
     let mut resumed_s = Vec::new();
     for _ in 0..KILLS {
-        let life = Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1));
+        let life = random.millis(LIFE_MS);
         lines.look_for(&lab, life)?;
         let worker =
             worker(&daemon)?.ok_or_else(|| LabError::Daemon("no worker runs".to_owned()))?;

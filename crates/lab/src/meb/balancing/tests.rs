@@ -29,10 +29,8 @@ fn result(rounds: &[Round]) -> BalanceResult {
     let table = Table {
         members: &MEMBERS,
         low: Bytes::mib(100),
-        swap_iops: 3_000,
         warm_up: Duration::ZERO,
         window: Duration::from_secs(60),
-        rounds: 1,
     };
     let names = ARMS.map(BalanceArm::name);
     let rounds = rounds.iter().map(|round| names.into_iter().zip(round.map(course)).collect());
