@@ -115,7 +115,6 @@ pub fn across(lists: &[Vec<f64>], of: impl Fn(Vec<f64>) -> f64) -> Vec<f64> {
 }
 
 /// The geometric mean of positive numbers; NaN when there are none.
-#[must_use]
 pub fn geometric_mean(values: impl IntoIterator<Item = f64>) -> f64 {
     f64::exp(crate::recording::mean(values.into_iter().map(f64::ln)))
 }

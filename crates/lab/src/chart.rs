@@ -47,7 +47,6 @@ impl Chart {
 }
 
 /// The plot as an SVG file.
-#[must_use]
 pub fn svg(chart: &Chart, size: PlotSize) -> String {
     let axis = |label: &str, is_log: bool| match label {
         _ if is_log => PlotAxis::logarithmic(label),

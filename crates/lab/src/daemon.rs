@@ -65,7 +65,6 @@ impl From<Mode> for DaemonSettings {
 
 impl DaemonSettings {
     /// All that it can do: it tracks, merges, takes freed memory, pages, balances and lends.
-    #[must_use]
     pub fn everything() -> Self {
         Self {
             dedup: DedupSpec::Adaptive,
@@ -137,7 +136,6 @@ impl Daemon {
     }
 
     /// Its process.
-    #[must_use]
     pub fn process(&self) -> Identity {
         self.process
     }

@@ -73,7 +73,6 @@ impl Members {
     }
 
     /// URLs at which clients ask the members.
-    #[must_use]
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = self.scheme();
         self.members.iter().map(|member| format!("{scheme}://{}", member.clients)).collect()
@@ -84,7 +83,6 @@ impl Members {
     }
 
     /// Number of members, killed ones included.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.members.len()
     }

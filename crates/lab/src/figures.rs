@@ -121,7 +121,6 @@ impl Figure {
 }
 
 /// The 95 % interval of the median of these rounds; `None`: they are too few for one.
-#[must_use]
 pub fn interval(rounds: &[f64]) -> Option<[f64; 2]> {
     let Median { low, high, count, .. } = Median::of(rounds.to_vec());
     (count >= LEAST_COUNT).then_some([low, high])

@@ -72,7 +72,6 @@ impl Hosts {
     }
 
     /// A command that starts a program on `host`.
-    #[must_use]
     pub fn spawn(&self, host: Host, program: &Path) -> Spawn {
         Spawn::new("ip").args(["netns", "exec", self.name(host)]).arg(program)
     }
@@ -100,7 +99,6 @@ const END: Duration = Duration::from_secs(10);
 
 impl Host {
     /// Its address.
-    #[must_use]
     pub const fn address(self) -> Ipv4Addr {
         match self {
             Self::Near => Ipv4Addr::new(10, 213, 0, 1),

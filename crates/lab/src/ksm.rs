@@ -145,7 +145,6 @@ impl Ksm {
 
 /// A rate of `pages` per millisecond, less the time of the scan itself, in batches with the
 /// kernel's default pause.
-#[must_use]
 pub fn pages_per_ms(pages: u32) -> Rate {
     Rate { pages: pages * DEFAULT.sleep_ms, sleep_ms: DEFAULT.sleep_ms }
 }

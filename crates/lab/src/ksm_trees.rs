@@ -29,7 +29,6 @@ pub struct Comparisons {
 
 impl Comparisons {
     /// The sum of both.
-    #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let Self { all, futile, bytes } = other;
         Self { all: self.all + all, futile: self.futile + futile, bytes: self.bytes + bytes }
@@ -56,7 +55,6 @@ impl Comparisons {
 
 /// Scans these pages `passes` times. Returns the comparisons, the number of pages that are shared
 /// in the end, and the number of their contents.
-#[must_use]
 pub fn scan(pages: &[&[u8]], passes: u32) -> (Comparisons, u64, u64) {
     let mut counted = Comparisons::default();
     let mut stable = Tree::default();

@@ -213,6 +213,13 @@ impl MachineSpec {
         self
     }
 
+    /// The same guest with two vCPUs and a data disk that QEMU reads past the host's page cache, by
+    /// native asynchronous I/O or by threads.
+    pub fn with_direct_disk(self, size: Bytes, native: bool, iops: u32) -> Self {
+        let (data_disk, data_direct) = (Some(size), Some(Direct { native, iops }));
+        Self { vcpus: 2, data_disk, data_direct, ..self }
+    }
+
     /// The same guest with further QEMU options (words separated by blanks).
     pub fn with_qemu(mut self, options: &str) -> Self {
         self.qemu_options.extend(options.split_whitespace().map(str::to_owned));

@@ -51,7 +51,6 @@ impl MemoryGroup {
     }
 
     /// Its directory, for [`MachineSpec::cgroup`](crate::MachineSpec).
-    #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }

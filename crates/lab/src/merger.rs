@@ -134,19 +134,16 @@ impl Merger {
     }
 
     /// CPU time that it has taken, in seconds, without the shims' CPU time.
-    #[must_use]
     pub fn cpu_s(&self) -> f64 {
         self.told.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
 
     /// Memory that the pool takes.
-    #[must_use]
     pub fn pool_bytes(&self) -> u64 {
         self.told.pool_bytes.load(Ordering::Relaxed)
     }
 
     /// Its present knowledge of each VM.
-    #[must_use]
     pub fn readings(&self) -> Vec<Reading> {
         self.told.is_asked.store(true, Ordering::Release);
         while self.told.is_asked.load(Ordering::Acquire) && !self.thread.has_ended() {
@@ -156,7 +153,6 @@ impl Merger {
     }
 
     /// Ends it; returns its last knowledge of each VM.
-    #[must_use]
     pub fn stop(self) -> Vec<Reading> {
         self.thread.stop().unwrap_or_default()
     }

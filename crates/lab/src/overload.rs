@@ -87,6 +87,13 @@ pub struct OverloadSample {
     pub rates: Vec<(f64, f64)>,
 }
 
+impl OverloadSample {
+    /// How often the guest changed hosts, in one burst.
+    pub fn moves(&self) -> f64 {
+        f64::from(u8::from(self.moved))
+    }
+}
+
 const GUEST: &str = "web";
 /// Memory that the guest was promised, and memory that it was given.
 pub const PROMISED: Bytes = Bytes::mib(256);
@@ -114,7 +121,6 @@ const POLL: Duration = Duration::from_millis(50);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Requests that clients send in the measured time.
-#[must_use]
 pub fn asked(burst: Duration) -> f64 {
     let (calm, burst) = ((BEFORE + AFTER).as_secs_f64(), burst.as_secs_f64());
     f64::from(RATE) * (calm + FACTOR * burst)

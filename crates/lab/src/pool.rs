@@ -135,7 +135,6 @@ impl HostPool {
     }
 
     /// Whether the guest runs in a QEMU of this host.
-    #[must_use]
     pub fn runs(&self, host: usize) -> bool {
         let line = QmpLine::new(&Files::new(&self.dirs[host], &self.guest).lab_socket);
         let status = line.with(|qmp| qmp.execute("query-status", json!({})));
@@ -151,7 +150,6 @@ impl HostPool {
     }
 
     /// The same as records; `None`: the store does not answer.
-    #[must_use]
     pub fn records(&self) -> Option<Records> {
         self.snapshot().ok().map(|snapshot| Records::of(&snapshot))
     }

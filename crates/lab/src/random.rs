@@ -8,7 +8,6 @@ pub struct Random(u64);
 
 impl Random {
     /// The sequence for this seed.
-    #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -58,13 +58,11 @@ pub struct Recording {
 
 impl Recording {
     /// An empty recording, which begins now.
-    #[must_use]
     pub fn begin() -> Self {
         Self { began: Instant::now(), guests: BTreeMap::new(), phases: Vec::new() }
     }
 
     /// Seconds since the beginning.
-    #[must_use]
     pub fn now_s(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
@@ -109,7 +107,6 @@ impl Recording {
 
     /// Operations per second of `guest` over that whole time, by its own count; NaN when it did
     /// not report. A silence does not stop the clock: it counts as time without work.
-    #[must_use]
     pub fn rate(&self, guest: &str, from_s: f64, until_s: f64) -> f64 {
         let moments = self.between(guest, from_s, until_s);
         let mut seen = moments.filter_map(|moment| Some((moment.at_s, moment.progress?)));
@@ -144,7 +141,6 @@ impl Recording {
 
 /// The median of the values; NaN when there are none, or when one of them is NaN: a middle of the
 /// rest would say more than was measured.
-#[must_use]
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -157,7 +153,6 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 /// The mean of the values; NaN when there are none, or when one of them is NaN.
-#[must_use]
 pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let add = |(sum, count), value| (sum + value, count + 1.0);
     let (sum, count) = values.into_iter().fold((0.0, 0.0), add);

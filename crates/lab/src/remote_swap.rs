@@ -102,26 +102,22 @@ impl RemoteSwap {
     }
 
     /// The socket that serves the disk, and its export's name.
-    #[must_use]
     pub fn export(&self) -> (PathBuf, &'static str) {
         (self.dir.join("disks").join(format!("{DISK}.sock")), DISK)
     }
 
     /// The file that holds its content.
-    #[must_use]
     pub fn file(dir: &Path) -> PathBuf {
         dir.join("file")
     }
 
     /// The guest, with this as its swap disk.
-    #[must_use]
     pub fn given_to(&self, guest: MachineSpec) -> MachineSpec {
         let (socket, name) = self.export();
         MachineSpec { swap_nbd: Some((socket, name.to_owned())), ..guest }
     }
 
     /// The guest, with this as its data disk.
-    #[must_use]
     pub fn given_as_data(&self, guest: MachineSpec) -> MachineSpec {
         let (socket, name) = self.export();
         MachineSpec { data_nbd: Some((socket, name.to_owned())), ..guest }
@@ -183,7 +179,6 @@ impl RemoteSwap {
     }
 
     /// The process that holds the disk's socket; `None`: it was not started.
-    #[must_use]
     pub fn keeper(&self) -> Option<Identity> {
         self.disks.as_ref().map(Child::identity)
     }
@@ -237,7 +232,6 @@ impl RemoteSwap {
     }
 
     /// The disk's status; `None`: no process answers.
-    #[must_use]
     pub fn status(&self) -> Option<DiskReading> {
         self.ask()?.disks.remove(DISK)
     }
@@ -259,7 +253,6 @@ impl RemoteSwap {
     }
 
     /// The status of its group's cache; `None`: there is no cache, or no process answers.
-    #[must_use]
     pub fn cache(&self) -> Option<CacheReading> {
         self.ask()?.cache
     }
@@ -300,7 +293,6 @@ impl Drop for RemoteSwap {
 }
 
 /// The share of reads between two readings of a disk that a repository answered.
-#[must_use]
 pub fn near_share(before: &DiskReading, after: &DiskReading) -> f64 {
     let of = |reading: &DiskReading| reading.repositories.unwrap_or_default();
     let (before, after) = (of(before), of(after));

@@ -31,7 +31,6 @@ const HEAD: [&str; 7] =
     ["guest", "workload", "memory", "on the host", "swap/s", "operations/s", "ratio"];
 
 /// The table; each cell shows `observe -> enforce`.
-#[must_use]
 pub fn table(rows: &[Row]) -> String {
     let lines: Vec<[String; 7]> =
         std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(cells)).collect();

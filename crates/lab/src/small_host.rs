@@ -90,7 +90,6 @@ impl SmallHost {
     }
 
     /// The cgroup, for [`MachineSpec::cgroup`](crate::MachineSpec).
-    #[must_use]
     pub fn dir(&self) -> &Path {
         self.shared.group.dir()
     }
@@ -128,13 +127,11 @@ impl SmallHost {
     }
 
     /// The latest use of its memory.
-    #[must_use]
     pub fn latest(&self) -> Look {
         *self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The most by which it exceeded its memory.
-    #[must_use]
     pub fn most_above(&self) -> Bytes {
         Bytes(self.shared.most_above.load(Ordering::Relaxed))
     }

@@ -61,7 +61,6 @@ impl Programs {
     }
 
     /// The system that they belong to.
-    #[must_use]
     pub fn debian(&self) -> &Debian {
         &self.debian
     }
@@ -85,7 +84,6 @@ impl Programs {
     }
 
     /// A lab's description of a guest; without the shim.
-    #[must_use]
     pub fn machine(&self, guest: &Guest) -> MachineSpec {
         let memory = Bytes::mib(guest.mb);
         let spec = MachineSpec::new(guest.name, "code", memory, memory, guest.workload);

@@ -14,7 +14,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const DISK: Bytes = Bytes::mib(1);
 
 /// A guest that holds up to `mb` MB and obeys orders.
-#[must_use]
 pub fn guest(name: &str, group: &str, memory: Bytes, mb: u32) -> MachineSpec {
     let work = format!("steps --mb {mb} --orders /dev/data");
     MachineSpec { data_disk: Some(DISK), ..MachineSpec::new(name, group, memory, memory, &work) }

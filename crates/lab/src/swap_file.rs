@@ -84,14 +84,12 @@ impl Swapped {
     }
 
     /// The growth since then.
-    #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { in_mib: self.in_mib - before.in_mib, out_mib: self.out_mib - before.out_mib }
     }
 }
 
 /// A process's memory in swap, in MiB; NaN when the process is gone.
-#[must_use]
 pub fn swapped_mib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmSwap:"));

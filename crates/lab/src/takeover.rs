@@ -65,13 +65,11 @@ impl Takeover {
     }
 
     /// The command.
-    #[must_use]
     pub fn script(&self) -> &Path {
         &self.script
     }
 
     /// The live QEMUs that it has started.
-    #[must_use]
     pub fn started(&self) -> Vec<Identity> {
         let text = fs::read_to_string(&self.pids).unwrap_or_default();
         let pids = text.lines().filter_map(|line| line.trim().parse().ok());

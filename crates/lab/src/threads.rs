@@ -10,14 +10,12 @@ use std::path::{Path, PathBuf};
 const SHIMS: &str = "overbook-";
 
 /// CPU time of the shims' own threads in these processes, in seconds.
-#[must_use]
 pub fn shims_cpu_s(pids: &[u32]) -> f64 {
     cpu_s(pids, SHIMS)
 }
 
 /// CPU time of the threads of these processes whose names have this prefix, in seconds; "": of
 /// all.
-#[must_use]
 pub fn cpu_s(pids: &[u32], prefix: &str) -> f64 {
     let ns = pids.iter().flat_map(|pid| named(*pid, prefix)).filter_map(|thread| {
         let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;

@@ -92,7 +92,6 @@ impl Truth {
     }
 
     /// The results of the ticks so far.
-    #[must_use]
     pub fn exact(&self) -> &Exact {
         &self.exact
     }

@@ -178,7 +178,6 @@ pub struct ScriptResult {
 
 impl VirtualHost {
     /// The default host with this kernel.
-    #[must_use]
     pub fn new(kernel: &str) -> Self {
         Self {
             kernel: kernel.to_owned(),

@@ -63,14 +63,12 @@ impl WorkerProcess {
     }
 
     /// The same worker with a table of shared pages in each of its orders.
-    #[must_use]
     pub fn knowing(mut self, table: &Path) -> Self {
         self.tables.push(table.to_owned());
         self
     }
 
     /// Its process.
-    #[must_use]
     pub fn identity(&self) -> Identity {
         self.child.identity()
     }
@@ -116,7 +114,6 @@ impl WorkerProcess {
     }
 
     /// Memory that all guests together have freed, by its last report.
-    #[must_use]
     pub fn freed(&self) -> FreePages {
         let report = self.report().unwrap_or_default();
         let mut all = FreePages::default();
@@ -133,7 +130,6 @@ impl WorkerProcess {
     }
 
     /// Its last report; `None`: there is none yet.
-    #[must_use]
     pub fn report(&self) -> Option<Report> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

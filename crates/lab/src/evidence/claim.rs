@@ -69,7 +69,6 @@ pub(crate) use {claims, rows, target};
 
 impl Claim {
     /// A claim; `paper` holds one value at most.
-    #[must_use]
     pub const fn of(
         figure: &'static str,
         unit: &'static str,

@@ -48,7 +48,6 @@ pub struct HostLoad {
 
 impl Computer {
     /// This one.
-    #[must_use]
     pub fn this(provisions: &Provisions) -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let about = read("/proc/cpuinfo");
@@ -93,7 +92,6 @@ impl LoadMeter {
     }
 
     /// The load since the start.
-    #[must_use]
     pub fn stop(self) -> HostLoad {
         let seen = self.reader.stop().unwrap_or_default();
         let mean = seen.iter().sum::<f64>() / (seen.len().max(1)) as f64;

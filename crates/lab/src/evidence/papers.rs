@@ -88,7 +88,6 @@ pub fn all() -> Result<Vec<Paper>, String> {
 
 impl Paper {
     /// Whether a scenario measures a table or figure of it.
-    #[must_use]
     pub fn has(&self, scenario: &str) -> bool {
         let is_of =
             |item: &PaperItem| matches!(item.ours, Ours::Scenario(name, _) if name == scenario);

@@ -144,7 +144,6 @@ fn outcome(record: &RunRecord, scenario: &str) -> String {
 }
 
 /// Options of the command line that each scenario gets.
-#[must_use]
 pub fn options(dir: &Path, accel: &str) -> Vec<String> {
     vec!["--dir".into(), dir.display().to_string(), "--accel".into(), accel.to_owned()]
 }

@@ -189,7 +189,6 @@ impl RunRecord {
     }
 
     /// Whether a claim holds.
-    #[must_use]
     pub fn standing(&self, claim: &Claim) -> Standing {
         match (self.figures.get(claim.figure), claim.target) {
             (None, _) => Standing::NotMeasured,

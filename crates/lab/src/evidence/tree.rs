@@ -35,13 +35,11 @@ impl SourceTree {
     }
 
     /// The tree with this root.
-    #[must_use]
     pub fn at(root: PathBuf) -> Self {
         Self { root }
     }
 
     /// The path of a file in it.
-    #[must_use]
     pub fn path(&self, within: &str) -> PathBuf {
         self.root.join(within)
     }
@@ -76,7 +74,6 @@ impl SourceTree {
     }
 
     /// The commit, and whether these sources differ from it; `None` without git.
-    #[must_use]
     pub fn commit(&self, sources: &[&str]) -> Option<(String, bool)> {
         let git = |arguments: &[&str]| {
             let spawn = Spawn::new("git").current_dir(&self.root).args(arguments);

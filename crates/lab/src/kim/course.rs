@@ -120,7 +120,6 @@ fn in_first_phase(line: Option<&progress::Line>) -> bool {
 
 impl SharingRun {
     /// The speed of the guest at this place of the mix; NaN when there is none.
-    #[must_use]
     pub fn speed(&self, guest: usize) -> f64 {
         self.speeds.get(guest).copied().unwrap_or(f64::NAN)
     }
@@ -132,7 +131,6 @@ impl SharingRun {
 
     /// Major faults of all guests while the daemon ran, by its readings, from the first tick that
     /// has all of them on; NaN when the last one lacks a guest.
-    #[must_use]
     pub fn major_faults(&self) -> f64 {
         let of = |tick: &Tick| {
             let vms = tick.case.view.vms.values();
@@ -144,7 +142,6 @@ impl SharingRun {
 
     /// Misses of all guests while the daemon ran: major faults, and refaults of pages that the
     /// host had paged out, by the rates at its ticks.
-    #[must_use]
     pub fn misses(&self) -> f64 {
         let per_s = |tick: &Tick| -> f64 {
             let cold = tick.case.view.vms.values().filter_map(|vm| vm.cold);
@@ -156,14 +153,12 @@ impl SharingRun {
     }
 
     /// New targets of VMs per hour, at the pace of the course.
-    #[must_use]
     pub fn moves_per_hour(&self) -> f64 {
         self.per_hour(self.directions().map(|takes| takes.len()).sum())
     }
 
     /// Reversals (memory is taken from a guest, then given to it, or the other way round) per
     /// hour, at the pace of the course. The guest with the most reversals counts.
-    #[must_use]
     pub fn reversals_per_hour(&self) -> f64 {
         let reversals =
             |takes: Vec<bool>| takes.windows(2).filter(|pair| pair[0] != pair[1]).count();
@@ -171,7 +166,6 @@ impl SharingRun {
     }
 
     /// The same course without the first half of its ticks.
-    #[must_use]
     pub fn second_half(mut self) -> Self {
         self.ticks.drain(..self.ticks.len() / 2);
         self
@@ -200,7 +194,6 @@ impl SharingRun {
     }
 
     /// A summary for the terminal.
-    #[must_use]
     pub fn in_words(&self) -> String {
         let speeds: Vec<String> = self.speeds.iter().map(|speed| format!("{speed:.0}")).collect();
         let (speeds, busy) = (speeds.join(", "), self.cpu_busy * 100.0);
@@ -212,41 +205,35 @@ impl SharingRun {
 
 impl Tick {
     /// The group's scan rate from now on, in pages/ms; 0 when no page is scanned.
-    #[must_use]
     pub fn scan_rate(&self, group: &str) -> f64 {
         let scan = self.plan.scans.get(&GroupName::from(group));
         scan.and_then(|scan| scan.rate).map_or(0.0, |rate| f64::from(rate.0))
     }
 
     /// CPU time that the group's worker has used since the daemon started, in seconds.
-    #[must_use]
     pub fn worker_cpu_s(&self, group: &str) -> Option<f64> {
         let worker = &self.case.view.workers.get(&GroupName::from(group))?.value;
         Some(Duration::from_micros(worker.cpu_us).as_secs_f64())
     }
 
     /// Memory that merging has saved so far: pages merged, less pages written to since.
-    #[must_use]
     pub fn merged_mib(&self, vm: &str) -> f64 {
         let dedup = self.case.view.vms.get(&VmName::from(vm)).and_then(|vm| vm.dedup);
         dedup.map_or(0.0, |dedup| dedup.value.merged.as_mib() - dedup.value.broken.as_mib())
     }
 
     /// Memory that a guest has swapped in and out since its boot.
-    #[must_use]
     pub fn swapped_mib(&self, vm: &str) -> Option<f64> {
         let stats = self.case.view.vms.get(&VmName::from(vm))?.stats?.value;
         Some(stats.swap_in?.plus(stats.swap_out?).as_mib())
     }
 
     /// Memory that these guests may use together; `None`: not known of all.
-    #[must_use]
     pub fn allocated_to_all_mib(&self, guests: &[String]) -> Option<f64> {
         guests.iter().map(|guest| self.allocated_mib(guest)).sum()
     }
 
     /// Memory that a guest may use: the size of its balloon.
-    #[must_use]
     pub fn allocated_mib(&self, vm: &str) -> Option<f64> {
         let balloon = self.case.view.vms.get(&VmName::from(vm))?.balloon?;
         Some(Bytes::as_mib(balloon.value))

@@ -81,14 +81,12 @@ impl Trial {
     }
 
     /// The mixes, and their courses by the settings' names.
-    #[must_use]
     pub fn mixes(&self) -> &[(Mix, Arms<SharingRun>)] {
         &self.mixes
     }
 
     /// The speed-up, by round, of a mix's guests under one setting against another: the geometric
     /// mean over the guests whose job `counts` chooses.
-    #[must_use]
     pub fn gains(
         &self,
         mix: &str,

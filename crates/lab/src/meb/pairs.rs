@@ -47,7 +47,6 @@ impl Pairs {
 
     /// The increase of an operation's time: 0.01 is one percent. There is one value per window
     /// with.
-    #[must_use]
     pub fn overheads(&self) -> Vec<f64> {
         let neighbours = self.without.windows(2).map(|pair| f64::midpoint(pair[0], pair[1]));
         let ratios = neighbours.zip(&self.with).map(|(without, with)| without / with - 1.0);
@@ -55,7 +54,6 @@ impl Pairs {
     }
 
     /// Their median.
-    #[must_use]
     pub fn overhead(&self) -> Median {
         Median::of(self.overheads())
     }
@@ -63,7 +61,6 @@ impl Pairs {
 
 impl Median {
     /// The median of `values`; NaN when there are none.
-    #[must_use]
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let count = values.len();
@@ -75,7 +72,6 @@ impl Median {
     }
 
     /// A text for a figure's note, in percent.
-    #[must_use]
     pub fn interval_percent(&self) -> String {
         let interval = format!("{:+.2} to {:+.2} %", self.low * 100.0, self.high * 100.0);
         match self.count {

@@ -32,7 +32,6 @@ pub struct Line {
 
 impl Line {
     /// The newest line of a guest, if there is one.
-    #[must_use]
     pub fn newest(machine: &Machine) -> Option<Self> {
         let sample = machine.last_metric()?;
         let (t_s, ops) = (sample.value["t_s"].as_f64()?, sample.value["ops"].as_f64()?);
@@ -41,7 +40,6 @@ impl Line {
 
     /// Operations per second between an earlier line and this one; NaN when no time lies between
     /// them.
-    #[must_use]
     pub fn rate_since(&self, earlier: &Self) -> f64 {
         let seconds = self.t_s - earlier.t_s;
         if seconds > 0.0 { (self.ops - earlier.ops) / seconds } else { f64::NAN }
@@ -53,13 +51,11 @@ impl Line {
     }
 
     /// Whether its work has ended.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         self.value["final"] == true
     }
 
     /// A number that the line holds under this name.
-    #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {
         self.value[name].as_f64()
     }
@@ -73,7 +69,6 @@ pub struct Lines {
 
 impl Lines {
     /// An empty record of the lab's guests.
-    #[must_use]
     pub fn of(lab: &Lab) -> Self {
         Self { of: lab.machines().iter().map(|_| Vec::new()).collect() }
     }
@@ -129,19 +124,16 @@ impl Lines {
     }
 
     /// The lines of one guest.
-    #[must_use]
     pub fn guest(&self, index: usize) -> &[Line] {
         self.of.get(index).map_or(&[], Vec::as_slice)
     }
 
     /// Operations per second of one guest over all its lines; NaN when there are fewer than two.
-    #[must_use]
     pub fn rate(&self, index: usize) -> f64 {
         rate(self.guest(index))
     }
 
     /// The least number of lines that a guest has written.
-    #[must_use]
     pub fn fewest(&self) -> usize {
         self.of.iter().map(Vec::len).min().unwrap_or(0)
     }

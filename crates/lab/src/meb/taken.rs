@@ -116,7 +116,6 @@ pub struct Taken {
 
 impl Taken {
     /// The difference of windows with tracking and windows without.
-    #[must_use]
     pub fn of(with: &Account, without: &Account) -> Self {
         let share = |of: fn(&Account) -> f64| of(with) / with.wall - of(without) / without.wall;
         Self {
@@ -127,7 +126,6 @@ impl Taken {
     }
 
     /// The increase of the guest's run time on the rest of the CPU: 0.01 is one percent.
-    #[must_use]
     pub fn overhead(&self) -> f64 {
         1.0 / (1.0 - (self.tracker + self.shim + self.traps)).max(1e-3) - 1.0
     }

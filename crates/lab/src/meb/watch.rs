@@ -53,13 +53,11 @@ pub struct Record {
 
 impl Record {
     /// The tracker's CPU time as a share of one CPU.
-    #[must_use]
     pub fn cpu_share(&self) -> f64 {
         self.cpu.as_secs_f64() / self.lasted.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// Traps of the whole watch.
-    #[must_use]
     pub fn traps(&self) -> u64 {
         self.seen.last().map_or(0, |seen| seen.tracking.cost.traps)
     }
@@ -162,25 +160,21 @@ impl Watch {
     }
 
     /// The latest observation.
-    #[must_use]
     pub fn latest(&self) -> Option<TrackingSample> {
         self.shown().latest.clone()
     }
 
     /// Whether it tracks at present.
-    #[must_use]
     pub fn is_tracking(&self) -> bool {
         self.shown().is_tracking
     }
 
     /// CPU time of the tracker since it began, as of its last step.
-    #[must_use]
     pub fn cpu(&self) -> Duration {
         self.shown().cpu
     }
 
     /// The reason why it does not track, if it does not.
-    #[must_use]
     pub fn why_not(&self) -> Option<String> {
         self.shown().why_not.clone()
     }
@@ -281,7 +275,6 @@ impl Driver {
 }
 
 /// The present time, in microseconds of `CLOCK_MONOTONIC`.
-#[must_use]
 pub fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let part = |part: i64| u64::try_from(part).unwrap_or(0);

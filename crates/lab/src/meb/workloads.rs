@@ -48,7 +48,6 @@ pub const ALL: [Workload; 10] = [
 impl Workload {
     /// The guest that runs it, with the shim, on the CPU for its place among the guests that run
     /// side by side.
-    #[must_use]
     pub fn guest(&self, place: usize, seed: u64) -> MachineSpec {
         let spec = MachineSpec::new(self.name, "meb", MEMORY, MEMORY, self.command);
         MachineSpec { seed, shim: true, cpus: cpu_of(place), ..spec }
@@ -56,7 +55,6 @@ impl Workload {
 }
 
 /// The CPU for this place among guests that run side by side; any CPU where there is only one.
-#[must_use]
 pub fn cpu_of(place: usize) -> Vec<usize> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if cpus > 1 { vec![place % cpus] } else { Vec::new() }

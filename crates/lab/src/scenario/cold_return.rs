@@ -178,19 +178,12 @@ fn next_sweep(lab: &Lab, done: u64) -> Result<(u64, f64), LabError> {
         let took_us = sample.value["step_us"].as_f64()?;
         Some((sample.value["ops"].as_u64()? / (MIB << 8), took_us / 1e6))
     };
-    let began = Instant::now();
-    loop {
-        if let Some((count, took)) = sweeps()
-            && count > done
-        {
-            return Ok((count, took));
-        }
-        if began.elapsed() > SWEEP_LIMIT {
-            let what = "the guest to sweep over its memory".to_owned();
-            return Err(LabError::Timeout { what, limit: SWEEP_LIMIT });
-        }
-        interrupt::sleep(Duration::from_millis(100))?;
-    }
+    let mut latest = (0, f64::NAN);
+    lab.wait_for("the guest to sweep over its memory", SWEEP_LIMIT, |_| {
+        latest = sweeps().unwrap_or(latest);
+        Ok(latest.0 > done)
+    })?;
+    Ok(latest)
 }
 
 /// Whether the host has paged out the memory.

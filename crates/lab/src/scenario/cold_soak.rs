@@ -15,7 +15,6 @@ use worker::{FreedOrder, Report, VmReport};
 
 use super::prelude::*;
 use crate::lives;
-use crate::machine::Direct;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-soak",
@@ -51,11 +50,9 @@ struct ColdSoakCounts {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
     let zram = Zram::new(ZRAM)?;
-    let guest = |name: &str, workload: &str| MachineSpec {
-        vcpus: 2,
-        data_disk: Some(DISK),
-        data_direct: Some(Direct { native: true, iops: DISK_IOPS }),
-        ..context.guest(name, "soak", MEMORY, workload).with_shim(true)
+    let guest = |name: &str, workload: &str| {
+        let guest = context.guest(name, "soak", MEMORY, workload).with_shim(true);
+        guest.with_direct_disk(DISK, true, DISK_IOPS)
     };
     let specs = [
         guest("slow", "verify --mb 128 --rate 8 --disk /dev/data --disk-mb 64"),

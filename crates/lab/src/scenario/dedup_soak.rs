@@ -8,7 +8,6 @@
 //! left.
 
 use super::prelude::*;
-use crate::machine::Direct;
 use crate::soak::Soak;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -39,11 +38,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
     let guest =
         |name: &str, workload: &str| context.guest(name, "soak", MEMORY, workload).with_shim(true);
-    let witness = |name: &str, native: bool| MachineSpec {
-        vcpus: 2,
-        data_disk: Some(DISK),
-        data_direct: Some(Direct { native, iops: DISK_IOPS }),
-        ..guest(name, "verify --mb 64 --disk /dev/data --disk-mb 64")
+    let witness = |name: &str, native: bool| {
+        let guest = guest(name, "verify --mb 64 --disk /dev/data --disk-mb 64");
+        guest.with_direct_disk(DISK, native, DISK_IOPS)
     };
     let specs = [
         witness("native", true),

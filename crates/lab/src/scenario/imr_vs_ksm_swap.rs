@@ -82,29 +82,33 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for (name, costs, what, paper) in ways {
         let note = format!(
             "CPU time to regain a page, {what}; wall {:.2} us; {:.0} MiB",
-            median(&costs.wall),
-            median(&costs.pages) / 256.0
+            median(costs.wall.iter().copied()),
+            median(costs.pages.iter().copied()) / 256.0
         );
-        let figure = Figure::new(median(&costs.cpu), "us", note).paper(paper);
+        let figure = Figure::new(median(costs.cpu.iter().copied()), "us", note).paper(paper);
         figures.add(&format!("{name}_us_per_page"), figure);
         let note = "longer for the guest to write to a page again that was regained";
-        figures.tell(&format!("{name}_reuse_us_per_page"), median(&costs.reuse), "us", note);
+        figures.tell(
+            &format!("{name}_reuse_us_per_page"),
+            median(costs.reuse.iter().copied()),
+            "us",
+            note,
+        );
     }
-    let ratio = |costs: &Costs, of: fn(&Costs) -> &Vec<f64>| median(of(costs)) / median(of(&ours));
+    let ratio = |costs: &Costs, of: fn(&Costs) -> &Vec<f64>| {
+        median(of(costs).iter().copied()) / median(of(&ours).iter().copied())
+    };
     for (name, costs) in [("swap_to_ours", &swap), ("ksm_to_ours", &ksm)] {
         let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |c| &c.wall));
         figures.tell(name, ratio(costs, |c| &c.cpu), "ratio", note);
     }
-    let there_and_back = |costs: &Costs| median(&costs.wall) + median(&costs.reuse);
+    let there_and_back =
+        |costs: &Costs| median(costs.wall.iter().copied()) + median(costs.reuse.iter().copied());
     for (name, costs) in [("swap_to_ours_in_all", &swap), ("ksm_to_ours_in_all", &ksm)] {
         let note = "wall time to regain a page, and what the guest waits for it afterwards";
         figures.tell(name, there_and_back(costs) / there_and_back(&ours), "ratio", note);
     }
     Ok(figures)
-}
-
-fn median(values: &[f64]) -> f64 {
-    Median::of(values.to_vec()).value
 }
 
 /// Memory regained, and the cost.

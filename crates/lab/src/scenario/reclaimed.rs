@@ -20,7 +20,6 @@ const SWAP: Bytes = Bytes::mib(256);
 /// The guest verifies this much, slowly enough that most of it is cold.
 const VERIFIED_MB: u32 = 64;
 const WORKLOAD: &str = "verify --mb 64 --rate 16";
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Half of the verified memory; pages that the kernel finds elsewhere count as well.
 const ENOUGH_MIB: f64 = 32.0;
 
@@ -48,9 +47,7 @@ fn page_out(context: &Context, shim: bool) -> Result<(Bytes, u64), LabError> {
         .with_shim(shim)
         .in_cgroup(group.dir());
     let mut lab = context.start([spec])?;
-    lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= f64::from(VERIFIED_MB)))
-    })?;
+    fleet::wait_until_filled(&lab, VERIFIED_MB)?;
     group.reclaim(Bytes(group.usage()?.0 / 2))?;
     let pid = lab.machine("guest")?.process().pid;
     let out = Counters::of(pid)?.swapped;

@@ -11,7 +11,6 @@
 //! numbers.
 
 use super::prelude::*;
-use crate::machine::Direct;
 use crate::stress::{self, FuzzerCounts, Report, StressResult};
 use crate::swap_file::{SwapFile, Swapped};
 
@@ -102,11 +101,9 @@ struct Guests {
 }
 
 fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabError> {
-    let guest = |name: &str, native: bool| MachineSpec {
-        vcpus: 2,
-        data_disk: Some(DISK),
-        data_direct: Some(Direct { native, iops: DISK_IOPS }),
-        ..context.guest(name, "stress", MEMORY, WORKLOAD).with_shim(true)
+    let guest = |name: &str, native: bool| {
+        let guest = context.guest(name, "stress", MEMORY, WORKLOAD).with_shim(true);
+        guest.with_direct_disk(DISK, native, DISK_IOPS)
     };
     let specs = [guest("native", true), guest("threads", false)];
     let paging = Paging::begin(context)?;

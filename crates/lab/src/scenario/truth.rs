@@ -5,6 +5,7 @@
 //! Then three workloads run with and without the tracer.
 
 use super::prelude::*;
+use crate::meb::progress::Lines;
 use crate::truth::{Definition, Truth};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -21,8 +22,6 @@ const WORKLOADS: [&str; 3] = ["random-array --mb 100", "sort --mb 100", "web --m
 /// Long enough that the filling of the array no longer counts.
 const SETTLE: Duration = Duration::from_secs(30);
 const MEASURE: Duration = Duration::from_secs(10);
-/// Filling an array takes long when every access is seen.
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
@@ -55,9 +54,7 @@ fn guest(context: &Context, workload: &str, traced: bool) -> MachineSpec {
 
 fn start(context: &Context, spec: MachineSpec) -> Result<Lab, LabError> {
     let lab = context.start([spec])?;
-    lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| ops(machine) > 0))
-    })?;
+    progress::wait_until_working(&lab)?;
     Ok(lab)
 }
 
@@ -76,22 +73,11 @@ fn known_array(context: &Context, mib: u32) -> Result<(f64, f64), LabError> {
     Ok((found, growth.as_mib() / SETTLE.as_secs_f64() * 60.0))
 }
 
-fn ops(machine: &Machine) -> u64 {
-    machine.last_metric().and_then(|report| report.value["ops"].as_u64()).unwrap_or(0)
-}
-
 /// Operations per second, by the guest's own count.
 fn rate(context: &Context, workload: &str, traced: bool) -> Result<f64, LabError> {
     let mut lab = start(context, guest(context, workload, traced))?;
-    let counted = |lab: &Lab| -> Result<(u64, f64), LabError> {
-        let report = lab.machine("vm")?.last_metric();
-        let value = report.map(|report| report.value).unwrap_or_default();
-        Ok((value["ops"].as_u64().unwrap_or(0), value["t_s"].as_f64().unwrap_or(0.0)))
-    };
-    let (ops_before, s_before) = counted(&lab)?;
-    interrupt::sleep(MEASURE)?;
-    let (ops_after, s_after) = counted(&lab)?;
+    let mut lines = Lines::of(&lab);
+    lines.look_for(&lab, MEASURE)?;
     lab.stop()?;
-    let done = u32::try_from(ops_after.saturating_sub(ops_before)).unwrap_or(u32::MAX);
-    Ok(f64::from(done) / (s_after - s_before))
+    Ok(lines.rate(0))
 }

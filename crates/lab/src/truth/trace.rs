@@ -112,13 +112,11 @@ impl TraceReader {
     }
 
     /// The start of the first tick, in microseconds of CLOCK_MONOTONIC.
-    #[must_use]
     pub fn start_us(&self) -> u64 {
         self.start_us
     }
 
     /// The number of the guest's pages.
-    #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
