@@ -35,9 +35,6 @@ impl<R> Default for Arms<R> {
 
 impl<R> Arms<R> {
     /// Runs each arm once, and tells when it begins.
-    ///
-    /// # Errors
-    /// The first error of `run`.
     pub fn once<A>(
         context: &Context,
         arms: &[(&'static str, A)],
@@ -52,9 +49,6 @@ impl<R> Arms<R> {
     }
 
     /// Runs a further round.
-    ///
-    /// # Errors
-    /// The first error of `run`.
     pub fn turn<A>(
         &mut self,
         order: Order,

@@ -25,9 +25,6 @@ pub struct Background<T> {
 
 impl<T: Send + 'static> Background<T> {
     /// Starts one. Its work returns soon after the order.
-    ///
-    /// # Errors
-    /// When the system has no thread for it.
     pub fn start(name: &str, work: impl FnOnce(&Stop) -> T + Send + 'static) -> io::Result<Self> {
         let stop = Stop::default();
         let its = stop.clone();

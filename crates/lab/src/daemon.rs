@@ -108,9 +108,6 @@ impl Daemon {
     }
 
     /// Same as [`Self::start`], for groups that are promised more memory than there is.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_overbooked(
         lab: &mut Lab,
         settings: DaemonSettings,
@@ -141,9 +138,6 @@ impl Daemon {
     }
 
     /// Its latest tick, complete.
-    ///
-    /// # Errors
-    /// When it does not answer.
     pub fn case(&self) -> Result<Case, LabError> {
         Ok(self.client.get("/v1/case")?)
     }

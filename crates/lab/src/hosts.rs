@@ -60,9 +60,6 @@ impl Hosts {
     }
 
     /// Bytes that the cable has carried, both ways.
-    ///
-    /// # Errors
-    /// [`LabError::Hosts`].
     pub fn carried(&self) -> Result<Bytes, LabError> {
         let words = ["-n", self.name(Host::Near), "-s", "-j", "link", "show", "dev", CABLE];
         let said = command::run("ip", Spawn::new("ip").args(words)).map_err(LabError::Hosts)?;

@@ -228,17 +228,11 @@ impl Machine {
     }
 
     /// Fails if it does not run.
-    ///
-    /// # Errors
-    /// Its death.
     pub fn ensure_alive(&self) -> Result<(), LabError> {
         if self.alive() { Ok(()) } else { Err(self.death()) }
     }
 
     /// The memory of its QEMU, the guest's apart.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn overhead(&self) -> Result<Overhead, LabError> {
         Ok(Overhead::measure(self.process().pid, &[self.spec.memory_max])?)
     }
@@ -402,9 +396,6 @@ impl Lab {
     }
 
     /// Fails if one of them does not run.
-    ///
-    /// # Errors
-    /// The death of the first one.
     pub fn ensure_alive(&self) -> Result<(), LabError> {
         self.machines.iter().try_for_each(Machine::ensure_alive)
     }

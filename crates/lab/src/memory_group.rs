@@ -56,9 +56,6 @@ impl MemoryGroup {
     }
 
     /// Moves a process into it; memory that the process takes from now on counts here.
-    ///
-    /// # Errors
-    /// When there is no such process.
     pub fn take_in(&self, pid: u32) -> Result<(), LabError> {
         Ok(fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
     }
@@ -108,9 +105,6 @@ impl MemoryGroup {
     }
 
     /// Lifts the limit.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn set_unlimited(&self) -> Result<(), LabError> {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), self.unlimited())?)
     }
@@ -120,9 +114,6 @@ impl MemoryGroup {
     }
 
     /// Its memory, including page cache and kernel memory.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn usage(&self) -> Result<Bytes, LabError> {
         let text = fs::read_to_string(self.file("memory.usage_in_bytes", "memory.current"))?;
         let bytes = text.trim().parse().map_err(io::Error::other)?;
@@ -131,9 +122,6 @@ impl MemoryGroup {
 
     /// Anonymous memory that no process has mapped: it was read ahead from swap, or is about to
     /// be swapped out.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn unmapped(&self) -> Result<Bytes, LabError> {
         let text = fs::read_to_string(self.dir.join("memory.stat"))?;
         let mapped = if self.version == Version::V1 { "rss" } else { "anon" };

@@ -42,9 +42,6 @@ struct Told {
 impl Merger {
     /// Merges identical pages of these QEMU processes, at `pages_per_ms` or (`None`) without a
     /// limit. `tracking`: also tracks them, at this share of a vCPU.
-    ///
-    /// # Errors
-    /// When the system has no thread for it.
     pub fn start(
         pids: &[u32],
         pages_per_ms: Option<u32>,
@@ -54,9 +51,6 @@ impl Merger {
     }
 
     /// Same as [`Self::start`], for pages that are known before the guests run.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_knowing(
         pids: &[u32],
         pages_per_ms: Option<u32>,
@@ -69,9 +63,6 @@ impl Merger {
 
     /// The same with a hash under which most pages collide: it has 4096 values, spread over the
     /// index.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_colliding(pids: &[u32]) -> Result<Self, LabError> {
         // Times 2^64 over the golden ratio: values that differ only in their low bits would fall
         // into one bucket.

@@ -127,9 +127,6 @@ pub fn asked(burst: Duration) -> f64 {
 }
 
 /// Runs one burst.
-///
-/// # Errors
-/// Errors of the lab.
 pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<OverloadSample, LabError> {
     context.make_dir()?;
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));

@@ -38,9 +38,6 @@ pub fn this_thread(cpus: &[usize]) -> std::io::Result<()> {
 
 /// Gives a process and its children the weight on their CPU that a service has with
 /// `CPUWeight=1000`.
-///
-/// # Errors
-/// When it has ended.
 pub fn weigh_as_a_service(process: Identity) -> std::io::Result<()> {
     /// The nice level with ten times the default weight.
     const NICE: i32 = -10;

@@ -54,17 +54,11 @@ pub struct RemoteSwap {
 
 impl RemoteSwap {
     /// Starts the processes that the disk needs, in `dir`.
-    ///
-    /// # Errors
-    /// When a program is missing or a file cannot be written.
     pub fn start(dir: &Path, guest: &str, disk: Disk) -> Result<Self, LabError> {
         Self::start_on(None, dir, guest, disk)
     }
 
     /// Same as [`Self::start`], with the repository on another host, behind TLS.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_apart(
         hosts: Hosts,
         dir: &Path,
@@ -125,9 +119,6 @@ impl RemoteSwap {
 
     /// Makes the disk, and the process that serves it, known to the daemon that is started for
     /// these guests.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn make_known(&self, lab: &Lab) -> Result<(), LabError> {
         let drop_ins = lab.dir().join("etc").join("overbook.d");
         fs::create_dir_all(&drop_ins)?;
@@ -143,9 +134,6 @@ impl RemoteSwap {
     }
 
     /// Starts, or starts again, the repository.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn start_repository(&mut self) -> Result<(), LabError> {
         let memory = format!("{}B", self.disk.lent.0);
         let spawn = self.program(Host::Far)?.arg("repository").arg("--memory").arg(memory);
@@ -189,9 +177,6 @@ impl RemoteSwap {
 
     /// Kills the process that serves the disk, after an upgrade has removed its program's file;
     /// its keeper starts it again.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn kill_disks(&mut self) -> Result<(), LabError> {
         let Some(keeper) = &self.disks else { return Ok(()) };
         if self.own_program().is_file() {
@@ -205,17 +190,11 @@ impl RemoteSwap {
     }
 
     /// Kills the repository.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn kill_repository(&mut self) -> Result<(), LabError> {
         kill(self.repository.take())
     }
 
     /// Simulates a dead network to the repository: it does not answer, and no connection breaks.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn silence_repository(&mut self, is_silent: bool) -> Result<(), LabError> {
         if let Some(repository) = &mut self.repository {
             repository.signal(if is_silent { Signal::STOP } else { Signal::CONT })?;
@@ -224,9 +203,6 @@ impl RemoteSwap {
     }
 
     /// Data sent to the repository and received from it; zero if it is on this host.
-    ///
-    /// # Errors
-    /// [`LabError::Hosts`].
     pub fn carried(&self) -> Result<Bytes, LabError> {
         self.hosts.as_ref().map_or(Ok(Bytes::ZERO), Hosts::carried)
     }
@@ -267,9 +243,6 @@ impl RemoteSwap {
     }
 
     /// Ends both processes, which must outlive the guest, and removes their files.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn end(mut self) -> Result<(), LabError> {
         self.end_programs()?;
         Ok(fs::remove_dir_all(&self.dir)?)

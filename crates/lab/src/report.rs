@@ -92,9 +92,6 @@ pub enum ReportError {
 }
 
 /// Writes `<scenario>.html`, and its first plot as `<scenario>.svg`, into `dir`.
-///
-/// # Errors
-/// When a file cannot be written.
 pub fn write(
     dir: &Path,
     figures: &Figures,

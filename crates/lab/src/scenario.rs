@@ -126,9 +126,6 @@ pub struct Context {
 impl Context {
     /// Makes its state directory, closed to other users, for a scenario that keeps more than a
     /// lab there.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn make_dir(&self) -> std::io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
@@ -144,9 +141,6 @@ impl Context {
     }
 
     /// Starts these guests, and returns when all are up.
-    ///
-    /// # Errors
-    /// As for [`Lab::start`].
     pub fn start(&self, guests: impl IntoIterator<Item = MachineSpec>) -> Result<Lab, LabError> {
         Lab::start(&self.dir, &self.provisions, &guests.into_iter().collect::<Vec<_>>())
     }

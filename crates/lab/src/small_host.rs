@@ -95,9 +95,6 @@ impl SmallHost {
     }
 
     /// Moves this process into it.
-    ///
-    /// # Errors
-    /// When there is no such process.
     pub fn take_in(&self, pid: u32) -> Result<(), LabError> {
         self.shared.group.take_in(pid)
     }

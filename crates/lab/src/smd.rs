@@ -74,9 +74,6 @@ impl Programs {
     }
 
     /// Writes the table to a file for a worker; the file is removed with the lab.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn write_table(&self, lab: &Lab) -> Result<PathBuf, LabError> {
         let path = lab.dir().join("etc").join("debian.spt");
         std::fs::write(&path, &self.table)?;

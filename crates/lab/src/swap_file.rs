@@ -71,9 +71,6 @@ pub struct Swapped {
 
 impl Swapped {
     /// Reads it.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn read() -> Result<Self, LabError> {
         let text = std::fs::read_to_string("/proc/vmstat")?;
         let mib = |name: &str| {

@@ -25,17 +25,11 @@ pub fn cpu_s(pids: &[u32], prefix: &str) -> f64 {
 }
 
 /// Number of times that a process has waited for a page from disk.
-///
-/// # Errors
-/// The process has ended.
 pub fn major_faults(pid: u32) -> io::Result<f64> {
     major_faults_of(&PathBuf::from(format!("/proc/{pid}")))
 }
 
 /// Same as [`major_faults`], without the waits of the shim's own threads.
-///
-/// # Errors
-/// The process has ended.
 pub fn major_faults_of_guest(pid: u32) -> io::Result<f64> {
     // The threads are read first: a fault between the two readings then counts as the guest's,
     // and none counts twice.

@@ -42,9 +42,6 @@ pub struct WorkerProcess {
 
 impl WorkerProcess {
     /// Starts one for this group.
-    ///
-    /// # Errors
-    /// When the program is missing.
     pub fn start(group: &str) -> Result<Self, LabError> {
         let ((stdin, orders), (reports, stdout)) = (io::pipe()?, io::pipe()?);
         let spawn = Spawn::new(inside::built("overbook")?).args(["worker", group]);
@@ -74,9 +71,6 @@ impl WorkerProcess {
     }
 
     /// Sends it an order for all guests of the lab.
-    ///
-    /// # Errors
-    /// When the worker is gone.
     pub fn order(&mut self, lab: &Lab, wanted: Wanted) -> Result<(), LabError> {
         let Wanted { tracking: budget, scan_rate, freed, resident, own } = wanted;
         let order = |machine: &Machine| Order {
@@ -104,9 +98,6 @@ impl WorkerProcess {
 
     /// Has it only hand over memory that guests free, and take all but `keep` of it from each.
     /// `None`: it takes nothing.
-    ///
-    /// # Errors
-    /// When the worker is gone.
     pub fn take(&mut self, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
         let freed = FreedOrder { is_lazy: true, keep };
         let tracking = TrackingBudget::Off;
@@ -135,9 +126,6 @@ impl WorkerProcess {
     }
 
     /// Kills it without warning.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn kill(mut self) -> Result<(), LabError> {
         self.child.signal(Signal::KILL)?;
         self.child.wait_for(GRACE)?;
@@ -145,9 +133,6 @@ impl WorkerProcess {
     }
 
     /// Has it end by itself.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn end(self) -> Result<(), LabError> {
         let Self { mut child, orders, .. } = self;
         drop(orders);

@@ -153,9 +153,6 @@ impl KnownScenario {
     }
 
     /// All scenarios, in the order of [`TOPICS`].
-    ///
-    /// # Errors
-    /// As for [`Self::read`].
     pub fn all(tree: &SourceTree) -> Result<Vec<Self>, EvidenceError> {
         let names = TOPICS.iter().flat_map(|(_, names)| names.iter());
         let scenarios = names.filter_map(|name| scenario::find(name));

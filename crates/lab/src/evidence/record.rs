@@ -157,9 +157,6 @@ impl RunRecord {
     }
 
     /// Writes it in place of the one before.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub fn write(&self, tree: &SourceTree) -> Result<PathBuf, EvidenceError> {
         let path = path(tree, &self.scenario);
         let failed = |source| EvidenceError::File { path: path.clone(), source };
@@ -201,9 +198,6 @@ impl RunRecord {
 
 impl Freshness {
     /// That of a scenario's record.
-    ///
-    /// # Errors
-    /// When sources cannot be read.
     pub fn of(
         tree: &SourceTree,
         scenario: &Scenario,
@@ -219,9 +213,6 @@ impl Freshness {
 }
 
 /// The hashes of all that a scenario measures.
-///
-/// # Errors
-/// When a source cannot be read.
 pub fn hashes(
     tree: &SourceTree,
     scenario: &Scenario,

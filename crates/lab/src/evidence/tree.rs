@@ -62,9 +62,6 @@ impl SourceTree {
     }
 
     /// The file that was written last, with its time.
-    ///
-    /// # Errors
-    /// As for [`Self::hash`].
     pub fn newest(&self, within: &str) -> Result<Option<(SystemTime, PathBuf)>, EvidenceError> {
         let mut newest = None;
         for path in self.files(within)? {

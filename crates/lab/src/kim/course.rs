@@ -61,9 +61,6 @@ pub fn run(
 }
 
 /// [`run`] with guests that have just been started.
-///
-/// # Errors
-/// As for [`run`].
 pub fn follow(
     mut lab: Lab,
     setting: &Setting,

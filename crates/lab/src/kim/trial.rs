@@ -34,9 +34,6 @@ pub struct Trial {
 
 impl Trial {
     /// Runs all mixes under the baseline and under these settings, `rounds` times.
-    ///
-    /// # Errors
-    /// As for [`course::run`].
     pub fn run(
         context: &Context,
         mixes: &[Mix],

@@ -122,9 +122,6 @@ pub struct BalanceResult {
 
 impl Table {
     /// Runs all rounds.
-    ///
-    /// # Errors
-    /// As for [`course::run`].
     pub fn run(self, context: &Context) -> Result<BalanceResult, LabError> {
         let mut courses = Arms::default();
         for number in 1..=ROUNDS {
@@ -136,9 +133,6 @@ impl Table {
     }
 
     /// Runs under balance alone: how often memory moves, and whether that rate falls.
-    ///
-    /// # Errors
-    /// As for [`course::run`].
     pub fn moves(self, context: &Context, mut figures: Figures) -> Result<Figures, LabError> {
         let course = self.course(context, BALANCE)?;
         add_moves(&mut figures, &[&course]);

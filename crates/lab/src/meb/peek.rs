@@ -77,9 +77,6 @@ impl Peek {
     /// The share of the guest's memory that is active. Call it every second: the shim restores
     /// all pages when its client is silent for longer, as this one is while the disk is busy. A
     /// period is lost then.
-    ///
-    /// # Errors
-    /// When the shim does not answer.
     pub fn active(&mut self) -> Result<f64, LabError> {
         let (answer, _) = ask(&self.connection, &Request::Status)?;
         match answer {

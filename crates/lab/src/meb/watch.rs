@@ -90,9 +90,6 @@ struct Shown {
 
 impl Watch {
     /// Begins to track the guest of QEMU process `pid`; an observation is kept every `every`.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn start(
         pid: u32,
         settings: Settings,
@@ -103,9 +100,6 @@ impl Watch {
     }
 
     /// The same from outside, for a guest with `ram` of RAM.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn attached(
         pid: u32,
         ram: Bytes,
