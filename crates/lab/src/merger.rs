@@ -12,6 +12,7 @@ use sys::process::Identity;
 use worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 
 use crate::background::{Background, Stop};
+use crate::ksm::Ksm;
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
 
@@ -21,6 +22,33 @@ const SLICE: Duration = Duration::from_millis(2);
 const GROUP: &str = "lab";
 /// No limit to the rate.
 const FLAT_OUT: u32 = u32::MAX;
+
+/// Guests' memory that is worth merging: [`SAME_MB`] are the same in all, as much is their own,
+/// and the rest is zero.
+pub const COPIES: &str = "copies --same-mb 60 --own-mb 60 --zero-mb 20";
+/// The part that is the same.
+pub const SAME_MB: u32 = 60;
+/// All of it.
+pub const COPIES_MB: u32 = 140;
+
+/// Merging by either of the two, until it is dropped.
+#[derive(Debug)]
+pub enum Merging {
+    /// The worker's engine.
+    Ours(Merger),
+    /// The kernel.
+    Kernel(Ksm),
+}
+
+impl Merging {
+    /// Memory that Overbook's pool takes.
+    pub fn pool_mib(&self) -> f64 {
+        match self {
+            Self::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
+            Self::Kernel(_) => 0.0,
+        }
+    }
+}
 
 /// Merging that goes on until it is stopped; what is merged stays merged.
 #[derive(Debug)]

@@ -12,7 +12,7 @@
 use super::prelude::*;
 use crate::ksm::{self, Ksm};
 use crate::meb::progress::Lines;
-use crate::merger::Merger;
+use crate::merger::{COPIES, COPIES_MB, Merger, SAME_MB};
 use crate::pinning::{self, Pinned};
 use crate::threads;
 
@@ -35,9 +35,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 /// Rounds of ours; KSM has half as many, which still have an interval.
 const ROUNDS: u64 = 12;
 const MEMORY: Bytes = Bytes::mib(256);
-const SAME_MB: u32 = 60;
-const OWN_MB: u32 = 60;
-const ZERO_MB: u32 = 20;
 const SETTLE: Duration = Duration::from_secs(3);
 /// Lines, one a second, of the window in which pages are merged, and of the windows before and
 /// after it.
@@ -107,7 +104,6 @@ fn add_figures(figures: &mut Figures, ours: &[Round], kernels: &[Round]) {
 }
 
 fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError> {
-    let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
     let guest = |place: u64, name: &str, work: &str| {
         context
             .guest(name, "dedup", MEMORY, work)
@@ -116,8 +112,8 @@ fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError
             .on_cpus(vec![if place == 0 { 0 } else { WORKER_CPU }])
     };
     let mut lab = context
-        .start([guest(0, "working", &fill), guest(1, "resting", &format!("{fill} --rest"))])?;
-    fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
+        .start([guest(0, "working", COPIES), guest(1, "resting", &format!("{COPIES} --rest"))])?;
+    fleet::wait_until_filled(&lab, COPIES_MB)?;
     interrupt::sleep(SETTLE)?;
     let before = window(&lab, WITHOUT)?;
     let pids = lab.pids();

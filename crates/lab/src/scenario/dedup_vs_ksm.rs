@@ -14,7 +14,7 @@
 
 use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::merger::Merger;
+use crate::merger::{COPIES, COPIES_MB, Merger, Merging};
 use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -51,9 +51,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const GUESTS: usize = 4;
 const MEMORY: Bytes = Bytes::mib(256);
-const SAME_MB: u32 = 60;
-const OWN_MB: u32 = 60;
-const ZERO_MB: u32 = 20;
 /// Time for the guests to come to rest after they have booted and filled their memory.
 const SETTLE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -124,12 +121,6 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Merging in progress.
-enum MergePhase {
-    Ours(Merger),
-    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
-}
-
 /// `None`: this kernel cannot do it this way.
 fn course(
     context: &Context,
@@ -137,7 +128,7 @@ fn course(
     way: MergeArm,
     rests: bool,
 ) -> Result<Option<MergeRun>, LabError> {
-    let work = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB} --rest");
+    let work = format!("{COPIES} --rest");
     let guest = |number: usize| {
         context
             .guest(&format!("copy-{number}"), "dedup", MEMORY, &work)
@@ -145,7 +136,7 @@ fn course(
             .with_shim(true)
     };
     let mut lab = context.start((0..GUESTS).map(guest))?;
-    fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
+    fleet::wait_until_filled(&lab, COPIES_MB)?;
     interrupt::sleep(SETTLE)?;
     let pids = lab.pids();
 
@@ -153,10 +144,10 @@ fn course(
     let cpu_before = cpu_s(None, &pids)?;
     let began = Instant::now();
     let at = match way {
-        MergeArm::Ours(rate) => MergePhase::Ours(Merger::start(&pids, rate, None)?),
-        MergeArm::Kernel(rate) => MergePhase::Kernel(Ksm::start(rate)?),
+        MergeArm::Ours(rate) => Merging::Ours(Merger::start(&pids, rate, None)?),
+        MergeArm::Kernel(rate) => Merging::Kernel(Ksm::start(rate)?),
         MergeArm::Advised => match Ksm::start_advised()? {
-            Some(ksm) => MergePhase::Kernel(ksm),
+            Some(ksm) => Merging::Kernel(ksm),
             None => return Ok(None),
         },
     };
@@ -188,19 +179,10 @@ fn rest(context: &Context) -> Duration {
     Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_REST_MINUTES)
 }
 
-impl MergePhase {
-    fn pool_mib(&self) -> f64 {
-        match self {
-            Self::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
-            Self::Kernel(_) => 0.0,
-        }
-    }
-}
-
 /// CPU time of all threads that merge.
-fn cpu_s(at: Option<&MergePhase>, pids: &[u32]) -> Result<f64, LabError> {
+fn cpu_s(at: Option<&Merging>, pids: &[u32]) -> Result<f64, LabError> {
     let engine = match at {
-        Some(MergePhase::Ours(merger)) => merger.cpu_s(),
+        Some(Merging::Ours(merger)) => merger.cpu_s(),
         _ => 0.0,
     };
     Ok(engine + threads::shims_cpu_s(pids) + Ksm::cpu_s()?)

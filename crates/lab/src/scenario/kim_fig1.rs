@@ -13,7 +13,7 @@
 
 use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::merger::Merger;
+use crate::merger::{COPIES, Merger, Merging};
 use crate::pinning::{self, Pinned};
 use crate::threads;
 
@@ -29,9 +29,6 @@ const ROUNDS: u64 = 2;
 /// Pages in a millisecond; the last rate is unlimited.
 const RATES: [Option<u32>; 5] = [Some(5), Some(20), Some(50), Some(100), None];
 const MEMORY: Bytes = Bytes::mib(256);
-const SAME_MB: u32 = 60;
-const OWN_MB: u32 = 60;
-const ZERO_MB: u32 = 20;
 const SETTLE: Duration = Duration::from_secs(2);
 /// Lines of pi to skip when something begins or ends, and lines in a window; one line a second.
 const BEGINNING: usize = 1;
@@ -56,12 +53,6 @@ struct Case {
     cpus: f64,
 }
 
-/// Scanning in progress, on pi's CPU.
-enum SizingPhase {
-    Ours(Merger),
-    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
-}
-
 fn run(context: &Context) -> Result<Figures, LabError> {
     // `ksmd` stays on this CPU over all cases; its affinity from before returns at the end.
     let _ksmd = Pinned::to(CPU, Ksm::thread()?)?;
@@ -81,15 +72,14 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Result<Case, LabError> {
-    let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
     let guest = |name: &str, work: &str, cpu: usize| MachineSpec {
         seed,
         ..MachineSpec::new(name, "kim", MEMORY, MEMORY, work).with_shim(true).on_cpus(vec![cpu])
     };
     let specs = [
         guest("pi", "pi", CPU),
-        guest("one", &fill, CPU + 1),
-        MachineSpec { seed: seed + 1, ..guest("two", &fill, CPU + 1) },
+        guest("one", COPIES, CPU + 1),
+        MachineSpec { seed: seed + 1, ..guest("two", COPIES, CPU + 1) },
     ];
     let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab)?;
@@ -101,10 +91,10 @@ fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Resu
     pairs.add_without(speed(&lab)?);
     let at = match way {
         SizingArm::Ours => {
-            SizingPhase::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?)
+            Merging::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?)
         }
         SizingArm::Kernel => {
-            SizingPhase::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?)
+            Merging::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?)
         }
     };
     let (began, before) = (Instant::now(), cpu_s(&at, &others)?);
@@ -123,10 +113,10 @@ fn speed(lab: &Lab) -> Result<f64, LabError> {
 }
 
 /// CPU time that scanning has taken so far.
-fn cpu_s(at: &SizingPhase, others: &[u32]) -> Result<f64, LabError> {
+fn cpu_s(at: &Merging, others: &[u32]) -> Result<f64, LabError> {
     match at {
-        SizingPhase::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),
-        SizingPhase::Kernel(_) => Ksm::cpu_s(),
+        Merging::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),
+        Merging::Kernel(_) => Ksm::cpu_s(),
     }
 }
 

@@ -27,7 +27,7 @@ use super::prelude::*;
 use crate::alike::{GuestPage, Named, pages};
 use crate::ksm::{self, Ksm};
 use crate::ksm_trees::{self, Comparisons};
-use crate::merger::Merger;
+use crate::merger::{Merger, Merging};
 use crate::smd::{GUESTS, Programs};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -75,8 +75,15 @@ enum ScanArm {
     Kernel,
 }
 
-const WAYS: [(&str, ScanArm); 3] =
-    [("static", ScanArm::Static), ("dynamic", ScanArm::Dynamic), ("ksm", ScanArm::Kernel)];
+/// Guests that check their programs, with the table.
+const CHECKED: &str = "static, programs checked";
+/// The ways, and the seconds between two checks; 0: none.
+const WAYS: [(&str, (ScanArm, u32)); 4] = [
+    ("static", (ScanArm::Static, 0)),
+    ("dynamic", (ScanArm::Dynamic, 0)),
+    ("ksm", (ScanArm::Kernel, 0)),
+    (CHECKED, (ScanArm::Static, CHECK_S)),
+];
 
 /// Result of a sample.
 struct ScanSample {
@@ -97,28 +104,22 @@ type Course = Vec<ScanSample>;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let programs = Programs::provide(context)?;
-    let mut courses = Vec::new();
     let mut last = Vec::new();
-    let run = |name: &str, way: ScanArm, check_s: u32| {
-        context.say(&format!("{name} ..."));
-        let (course, seen) = course(context, &programs, way, check_s)?;
+    let courses = Arms::once(context, &WAYS, |_, (way, check_s)| {
+        let (course, seen) = course(context, &programs, *way, *check_s)?;
         for look in &course {
             let (at, share, alike) = (look.at, look.share() * 100.0, look.alike);
             context.say(&format!("  {at:.1} s: {share:.1} % of {alike}"));
         }
-        Ok::<_, LabError>((course, seen))
-    };
-    for (name, way) in WAYS {
-        let (course, seen) = run(name, way, 0)?;
-        courses.push(course);
-        last = seen;
-    }
-    let (checked, _) = run("static, programs checked", ScanArm::Static, CHECK_S)?;
+        if *way == ScanArm::Kernel {
+            last = seen;
+        }
+        Ok(course)
+    })?;
     let mut figures = context.figures(SCENARIO.name, 1);
-    add_shares(&mut figures, &courses, &checked);
+    add_shares(&mut figures, &courses);
     add_comparisons(&mut figures, &last);
-    let names = WAYS.iter().map(|(name, _)| *name).chain(["static, programs checked"]);
-    let lines = names.zip(courses.iter().chain([&checked])).map(|(name, course)| {
+    let lines = courses.iter().map(|(name, course)| {
         Line::new(name, course.iter().map(|look| (look.at, look.share() * 100.0)))
     });
     let chart = Chart::linear("% of the code that could be shared", "seconds", lines);
@@ -126,38 +127,22 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Merging in progress.
-enum ScanPhase {
-    Ours(Merger),
-    Kernel(Ksm),
-}
-
-impl ScanPhase {
-    /// Stops scanning; merges in progress end.
-    fn stop(&self) -> Result<(), LabError> {
-        match self {
-            Self::Ours(merger) => merger.set_rate(0),
-            Self::Kernel(ksm) => ksm.stop()?,
-        }
-        Ok(())
-    }
-
-    fn go_on(&self) -> Result<(), LabError> {
-        match self {
-            Self::Ours(merger) => merger.set_rate(RATE),
-            Self::Kernel(ksm) => ksm.go_on()?,
-        }
-        Ok(())
-    }
-}
-
 /// Reads all pages, while nothing changes them.
-fn look(lab: &Lab, merging: Option<&ScanPhase>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
+fn look(lab: &Lab, merging: Option<&Merging>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
     let tell = |what| lab.machines().iter().try_for_each(|it| it.qmp(what, json!({})).map(drop));
+    let scan = |works: bool| {
+        match merging {
+            Some(Merging::Ours(merger)) => merger.set_rate(if works { RATE } else { 0 }),
+            Some(Merging::Kernel(ksm)) if works => ksm.go_on()?,
+            Some(Merging::Kernel(ksm)) => ksm.stop()?,
+            None => {}
+        }
+        Ok::<_, LabError>(())
+    };
     tell("stop")?;
-    merging.map_or(Ok(()), ScanPhase::stop)?;
+    scan(false)?;
     let seen = pages(pids)?;
-    merging.map_or(Ok(()), ScanPhase::go_on)?;
+    scan(true)?;
     tell("cont")?;
     Ok(seen)
 }
@@ -180,13 +165,12 @@ fn course(
         let pids = lab.pids();
         if pids.len() == GUESTS.len() {
             merging = Some(match way {
-                ScanArm::Static => ScanPhase::Ours(Merger::start_knowing(
-                    &pids,
-                    Some(RATE),
-                    KnownPages::of(&table),
-                )?),
-                ScanArm::Dynamic => ScanPhase::Ours(Merger::start(&pids, Some(RATE), None)?),
-                ScanArm::Kernel => ScanPhase::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
+                ScanArm::Static => {
+                    let known = KnownPages::of(&table);
+                    Merging::Ours(Merger::start_knowing(&pids, Some(RATE), known)?)
+                }
+                ScanArm::Dynamic => Merging::Ours(Merger::start(&pids, Some(RATE), None)?),
+                ScanArm::Kernel => Merging::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
             });
         }
         Ok(())
@@ -222,25 +206,24 @@ fn shared_at_first(course: &[ScanSample]) -> f64 {
     }
 }
 
-fn add_shares(figures: &mut Figures, courses: &[Course], checked: &[ScanSample]) {
+fn add_shares(figures: &mut Figures, courses: &Arms<Course>) {
+    let at_first = |name: &str| courses.number(name, |course| shared_at_first(course));
     let note =
         "of the code that can be shared in the end, is shared a second after all guests work";
-    for ((name, way), course) in WAYS.iter().zip(courses) {
-        let figure = Figure::new(shared_at_first(course), "ratio", note);
-        let is_ours = *way == ScanArm::Static;
-        let name = if is_ours { String::new() } else { format!("_{name}") };
-        figures.add(&format!("code_shared_1s{name}"), figure);
-    }
+    figures.tell("code_shared_1s", at_first("static"), "ratio", note);
+    figures.tell("code_shared_1s_dynamic", at_first("dynamic"), "ratio", note);
+    figures.tell("code_shared_1s_ksm", at_first("ksm"), "ratio", note);
     let note = "the same with the table, where guests read whole program files";
-    figures.tell("code_shared_1s_checked", shared_at_first(checked), "ratio", note);
-    let least = courses.first().map(|course| course.iter().map(ScanSample::share).smallest());
+    figures.tell("code_shared_1s_checked", at_first(CHECKED), "ratio", note);
+    let least = |course: &Course| course.iter().map(ScanSample::share).smallest();
     let note = "with the table, at the worst of all looks, of what could be shared then";
-    figures.tell("code_shared_least", least.unwrap_or(f64::NAN), "ratio", note);
-    for ((name, _), course) in WAYS.iter().zip(courses) {
-        let done =
-            course.iter().find(|look| look.share() >= NEARLY).map_or(f64::NAN, |look| look.at);
-        let figure = Figure::new(done, "s", "until 0.9 of what could be was seen to be shared");
-        figures.add(&format!("shared_after_{name}"), figure);
+    figures.tell("code_shared_least", courses.number("static", least), "ratio", note);
+    for name in ["static", "dynamic", "ksm"] {
+        let done = courses.number(name, |course| {
+            course.iter().find(|look| look.share() >= NEARLY).map_or(f64::NAN, |look| look.at)
+        });
+        let note = "until 0.9 of what could be was seen to be shared";
+        figures.tell(&format!("shared_after_{name}"), done, "s", note);
     }
 }
 
