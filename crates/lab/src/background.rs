@@ -10,7 +10,6 @@ use std::thread::{Builder, JoinHandle};
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Whether it was given.
     pub fn is_given(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -6,7 +6,6 @@ use overbook::line_plot::{LinePlot, PlotAxis, PlotLine, PlotScale, PlotSize};
 /// A line of a plot.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// Its name.
     pub name: String,
     /// Positions on the horizontal axis, and values.
     pub points: Vec<(f64, f64)>,
@@ -28,7 +27,6 @@ pub struct Chart {
     pub across: &'static str,
     /// Whether the scale is logarithmic.
     pub is_log: bool,
-    /// The lines.
     pub lines: Vec<Line>,
     /// Positions on the horizontal axis with their names.
     pub marks: Vec<(f64, String)>,

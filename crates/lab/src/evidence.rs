@@ -47,7 +47,6 @@ pub enum EvidenceError {
     Faulty {
         /// The record.
         path: PathBuf,
-        /// Its fault.
         fault: String,
     },
     /// The program is not what its sources say.

@@ -77,7 +77,6 @@ pub struct Figure {
     pub rounds: Vec<f64>,
     /// Its unit: `s`, `MiB`, `ops/s`, `ratio`, `count`.
     pub unit: &'static str,
-    /// Its target.
     pub target: Option<Target>,
     /// The result in the paper, in the paper's form.
     pub paper: Option<String>,

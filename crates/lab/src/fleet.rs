@@ -76,9 +76,6 @@ pub fn many(seed: u64, group: &str) -> Vec<MachineSpec> {
 }
 
 /// Waits until the hungry guest works on its whole set, and every guest reports.
-///
-/// # Errors
-/// When that takes too long, or a guest dies.
 pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
     lab.wait_for("every guest to work", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| {
@@ -88,9 +85,6 @@ pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
 }
 
 /// Waits until every guest has filled `mb` MB of memory.
-///
-/// # Errors
-/// When that takes too long, or a guest dies.
 pub fn wait_until_filled(lab: &Lab, mb: u32) -> Result<(), LabError> {
     lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.reported("mb") >= f64::from(mb)))

@@ -95,7 +95,6 @@ const CABLE: &str = "cable";
 const END: Duration = Duration::from_secs(10);
 
 impl Host {
-    /// Its address.
     pub const fn address(self) -> Ipv4Addr {
         match self {
             Self::Near => Ipv4Addr::new(10, 213, 0, 1),

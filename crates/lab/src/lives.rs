@@ -16,9 +16,6 @@ const REST_MS: (u64, u64) = (200, 1_500);
 
 /// Starts and kills workers for `length`, and returns the last report of each. `beside` is called
 /// for each guest after each order.
-///
-/// # Errors
-/// When a guest dies, or the user interrupts.
 pub fn run(
     lab: &Lab,
     length: Duration,

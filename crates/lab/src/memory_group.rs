@@ -61,9 +61,6 @@ impl MemoryGroup {
     }
 
     /// Sets its limit. The kernel reclaims memory above the limit before this returns, if it can.
-    ///
-    /// # Errors
-    /// When the kernel cannot reclaim enough.
     pub fn set_limit(&self, limit: Bytes) -> Result<(), LabError> {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), limit.0.to_string())?)
     }
@@ -79,9 +76,6 @@ impl MemoryGroup {
     /// Has the kernel reclaim memory above `limit` once, if it can. The group may use more
     /// afterwards: under a lasting limit, the kernel kills a process when it finds nothing to
     /// reclaim.
-    ///
-    /// # Errors
-    /// When the kernel refuses to lift the limit.
     pub fn reclaim_to(&self, limit: Bytes) -> Result<(), LabError> {
         let file = self.file("memory.limit_in_bytes", "memory.high");
         // An error means that the kernel could not reclaim everything in time.

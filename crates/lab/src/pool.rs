@@ -35,7 +35,6 @@ const END: Duration = Duration::from_secs(5);
 /// The hosts' configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolSettings<'a> {
-    /// The guest.
     pub guest: &'a str,
     /// Memory that it was given.
     pub given: Bytes,

@@ -46,7 +46,6 @@ pub struct RecordingProgress {
     pub ops: u64,
 }
 
-/// All that was recorded.
 #[derive(Debug)]
 pub struct Recording {
     began: Instant,
@@ -76,9 +75,6 @@ impl Recording {
 
     /// Records every second for `length`. `case` returns the daemon's latest tick, or `None` when
     /// there is none.
-    ///
-    /// # Errors
-    /// When a guest dies, `case` fails, or the user interrupts.
     pub fn record(
         &mut self,
         lab: &Lab,

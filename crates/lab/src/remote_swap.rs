@@ -213,9 +213,6 @@ impl RemoteSwap {
     }
 
     /// Waits until its repository is connected.
-    ///
-    /// # Errors
-    /// When it is not in time, or the user interrupts.
     pub fn wait_until_connected(&self) -> Result<(), LabError> {
         let connected = || self.status()?.repositories.map(|found| found.connected > 0);
         let end = Instant::now() + CONNECT_LIMIT;

@@ -15,7 +15,6 @@ use crate::recording::{Moment, Recording};
 pub struct Row {
     /// Its name.
     pub guest: String,
-    /// Its workload.
     pub workload: String,
     /// Memory that it had, at the end of each phase.
     pub memory: [Option<Bytes>; 2],

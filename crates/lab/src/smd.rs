@@ -15,11 +15,9 @@ use crate::scenario::Context;
 /// A guest that runs such programs.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    /// Its name.
     pub name: &'static str,
     /// Its memory.
     pub mb: u64,
-    /// Its workload.
     pub workload: &'static str,
 }
 
@@ -42,17 +40,11 @@ pub struct Programs {
 impl Programs {
     /// Takes the system from the cache, else builds it. The table is always built anew, which
     /// takes a second.
-    ///
-    /// # Errors
-    /// When there is no Debian, or no table of it.
     pub fn provide(context: &Context) -> Result<Self, LabError> {
         Self::of(context, Debian::provide(&Cache::open()?)?)
     }
 
     /// The programs of this system.
-    ///
-    /// # Errors
-    /// When there is no table of it.
     pub fn of(context: &Context, debian: Debian) -> Result<Self, LabError> {
         let table = debian::code(&[&debian])?;
         let programs = Self { debian, table };

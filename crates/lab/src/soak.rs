@@ -65,9 +65,6 @@ struct Left {
 
 impl<'a> Soak<'a> {
     /// A soak of guests that no worker has merged yet. `table`: pages that are known before.
-    ///
-    /// # Errors
-    /// When a guest is gone.
     pub fn new(
         lab: &'a Lab,
         group: &'static str,
@@ -80,9 +77,6 @@ impl<'a> Soak<'a> {
 
     /// Merges, kills and unshares for `length`. `beside` is called for each guest after each
     /// order.
-    ///
-    /// # Errors
-    /// When a guest dies, or the user interrupts.
     pub fn run(
         &mut self,
         length: Duration,
@@ -110,9 +104,6 @@ impl<'a> Soak<'a> {
     }
 
     /// Has everything unshared. Adds the soak's counts, and the remains by the kernel's count.
-    ///
-    /// # Errors
-    /// When that takes too long, or a guest is gone.
     pub fn end(self, figures: &mut Figures) -> Result<(), LabError> {
         let left = self.unshare()?;
         self.toll.add_to(figures);

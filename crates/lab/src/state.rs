@@ -64,7 +64,6 @@ pub enum StateError {
     Open {
         /// The directory.
         dir: PathBuf,
-        /// Its mode.
         mode: u32,
     },
     /// The directory was not made by a lab.
@@ -83,7 +82,6 @@ pub enum StateError {
     },
 }
 
-/// A recorded process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {
     /// The process id.
@@ -108,11 +106,9 @@ impl ProcessRecord {
 /// A recorded guest or helper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildRecord {
-    /// Its name.
     pub name: String,
     /// The guest's group; `None` for a helper.
     pub group: Option<String>,
-    /// Its process.
     pub process: ProcessRecord,
 }
 
@@ -206,7 +202,6 @@ impl StateDir {
         self.swept
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.dir
     }

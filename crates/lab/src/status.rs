@@ -37,9 +37,7 @@ pub struct LabStatus {
 /// The present state of a guest.
 #[derive(Debug, Serialize)]
 pub struct MachineStatus {
-    /// Its name.
     pub name: String,
-    /// Its group.
     pub group: String,
     /// Its QEMU.
     pub pid: u32,
@@ -56,7 +54,6 @@ pub struct MachineStatus {
 /// The present state of a helper.
 #[derive(Debug, Serialize)]
 pub struct HelperStatus {
-    /// Its name.
     pub name: String,
     /// Its process.
     pub pid: u32,

@@ -21,9 +21,6 @@ pub fn guest(name: &str, group: &str, memory: Bytes, mb: u32) -> MachineSpec {
 
 /// Has a guest carry out these steps. Returns the time of the last one other than `free`, in
 /// seconds.
-///
-/// # Errors
-/// When the guest dies, or takes too long.
 pub fn order(machine: &Machine, steps: &str, limit: Duration) -> Result<f64, LabError> {
     let number = machine.reported("phase") + 1.0;
     let disk = std::fs::File::options().write(true).open(&machine.files().data)?;

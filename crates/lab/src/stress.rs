@@ -87,9 +87,6 @@ pub struct StressResult {
 }
 
 /// Torments a stand-in with `mib` of RAM for `duration`.
-///
-/// # Errors
-/// When a program is not built, hangs, or ends early.
 pub fn stand_in(
     dir: &Path,
     seed: u64,

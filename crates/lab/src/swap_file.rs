@@ -70,7 +70,6 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    /// Reads it.
     pub fn read() -> Result<Self, LabError> {
         let text = std::fs::read_to_string("/proc/vmstat")?;
         let mib = |name: &str| {

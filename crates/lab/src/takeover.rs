@@ -25,10 +25,6 @@ pub struct Takeover {
 impl Takeover {
     /// A command for a QEMU like `like`, whose files lie in `from`, on the host whose files lie
     /// in `to`.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's error.
     pub fn new(like: Identity, from: &Path, to: &Path) -> io::Result<Self> {
         for sub in ["qmp", "lab", "log", "disks", "trace"] {
             fs::create_dir_all(to.join(sub))?;

@@ -75,9 +75,6 @@ pub struct LoadMeter {
 
 impl LoadMeter {
     /// Begins.
-    ///
-    /// # Errors
-    /// When the kernel does not tell the load.
     pub fn start() -> std::io::Result<Self> {
         let (before, other_qemus) = (load()?, qemus());
         let reader = Background::start("load", |stop| {
@@ -103,9 +100,6 @@ impl LoadMeter {
 }
 
 /// Waits until nothing else keeps the CPUs busy and no QEMU runs; tells each new reason to wait.
-///
-/// # Errors
-/// On Ctrl-C.
 pub fn wait_until_quiet(mut may_wait: impl FnMut() -> bool) -> Result<bool, Interrupted> {
     let mut told = None;
     loop {

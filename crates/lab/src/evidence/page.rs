@@ -74,9 +74,7 @@ pub const TOPICS: &[(&str, &str)] = &[
 /// A scenario with its record.
 #[derive(Debug)]
 pub struct KnownScenario {
-    /// The scenario.
     pub scenario: &'static Scenario,
-    /// Its record.
     pub record: Option<RunRecord>,
     /// Whether the record may be believed.
     pub freshness: Freshness,
@@ -84,9 +82,6 @@ pub struct KnownScenario {
 
 impl KnownScenario {
     /// A scenario with its record in the tree.
-    ///
-    /// # Errors
-    /// When its record is faulty, or its sources cannot be read.
     pub fn read(tree: &SourceTree, scenario: &'static Scenario) -> Result<Self, EvidenceError> {
         let record = RunRecord::read(tree, scenario.name)?;
         let freshness = Freshness::of(tree, scenario, record.as_ref())?;
@@ -102,9 +97,6 @@ impl KnownScenario {
 }
 
 /// Writes CLAIMS.md and the page of the papers; returns whether any of them changed.
-///
-/// # Errors
-/// When a record is faulty or a page cannot be written.
 pub fn write_all(tree: &SourceTree) -> Result<bool, EvidenceError> {
     let known = KnownScenario::all(tree)?;
     let mut changed = false;
@@ -121,9 +113,6 @@ pub fn write_all(tree: &SourceTree) -> Result<bool, EvidenceError> {
 }
 
 /// The text of CLAIMS.md.
-///
-/// # Errors
-/// When the record of the benchmarks is faulty.
 pub fn text(tree: &SourceTree, known: &[KnownScenario]) -> Result<String, EvidenceError> {
     let benches = RunRecord::read(tree, bench::NAME)?;
     let mut rows = Vec::new();

@@ -25,12 +25,10 @@ explains **stale** and **undated**. `overbook lab evidence --paper NAME` measure
 that have no fresh record.
 ";
 
-/// A paper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paper {
     /// Its name on the command line.
     pub name: &'static str,
-    /// Its title.
     pub title: &'static str,
     /// Its tables and figures.
     pub items: Vec<PaperItem>,
@@ -39,11 +37,9 @@ pub struct Paper {
 /// A table or figure of a paper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PaperItem {
-    /// Its number.
     pub number: &'static str,
     /// Their result.
     pub theirs: &'static str,
-    /// Ours.
     pub ours: Ours,
     /// The reason why the two differ.
     pub why: &'static str,
@@ -59,9 +55,6 @@ pub enum Ours {
 }
 
 /// All papers.
-///
-/// # Errors
-/// The first line that is none.
 pub fn all() -> Result<Vec<Paper>, String> {
     let mut papers: Vec<Paper> = Vec::new();
     for line in ROWS.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -96,9 +89,6 @@ impl Paper {
 }
 
 /// The text of the page.
-///
-/// # Errors
-/// When the list of the papers is faulty.
 pub fn text(tree: &SourceTree, known: &[KnownScenario]) -> Result<String, EvidenceError> {
     let faulty = |fault| EvidenceError::Faulty { path: tree.path(PAGE), fault };
     let papers = all().map_err(faulty)?;

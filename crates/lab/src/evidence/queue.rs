@@ -75,9 +75,6 @@ fn fitting(tasks: &[QueuedRun], mut left: Duration) -> (Vec<&QueuedRun>, Vec<&Qu
 }
 
 /// Runs what is due, within `budget`.
-///
-/// # Errors
-/// On Ctrl-C, when records are faulty, or a process cannot be started.
 pub fn run(
     tree: &SourceTree,
     selection: Selection,

@@ -47,29 +47,23 @@ pub struct RunFacts {
     pub date: String,
     /// Its length.
     pub seconds: u64,
-    /// Its seed.
     pub seed: u64,
     /// The length that `--minutes` asked for.
     pub minutes: Option<u32>,
     /// How often the scenario ran.
     pub runs: u32,
-    /// The computer.
     pub computer: Computer,
-    /// Its load.
     pub load: HostLoad,
     /// The hash of each file or directory that was measured.
     pub sources: BTreeMap<String, String>,
 }
 
-/// One figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredFigure {
-    /// Its unit.
     pub unit: String,
     /// Its value in each round; empty where only the sum was carried over.
     pub rounds: Vec<f64>,
-    /// Their median.
     pub median: f64,
     /// The 95 % interval of the median, which six rounds and more have.
     pub interval: Option<[f64; 2]>,
@@ -95,7 +89,6 @@ pub enum Standing {
 pub enum Freshness {
     /// There is no record.
     None,
-    /// It was carried over.
     CarriedOver,
     /// These sources have changed since.
     Stale(Vec<String>),
@@ -116,9 +109,6 @@ impl MeasuredFigure {
 
 impl RunRecord {
     /// A record of these figures. A figure that is no number in one of its rounds is missing.
-    ///
-    /// # Errors
-    /// When there is no figure.
     pub fn of(scenario: &str, run: RunFacts, measured: &Figures) -> Result<Self, EvidenceError> {
         let (mut figures, mut missing) = (BTreeMap::new(), BTreeMap::new());
         for (name, figure) in measured.iter() {
@@ -139,9 +129,6 @@ impl RunRecord {
     }
 
     /// The record of a scenario, if there is one.
-    ///
-    /// # Errors
-    /// When it cannot be read or contradicts itself.
     pub fn read(tree: &SourceTree, scenario: &str) -> Result<Option<Self>, EvidenceError> {
         let path = path(tree, scenario);
         if !path.exists() {
@@ -222,9 +209,6 @@ pub fn hashes(
 
 /// Refuses programs that are older than the sources that they were built from: a record would
 /// name code that was not measured.
-///
-/// # Errors
-/// When that is so, or a file cannot be read.
 pub fn check_programs(tree: &SourceTree, scenario: &Scenario) -> Result<(), EvidenceError> {
     let failed = |source| EvidenceError::File { path: "/proc/self/exe".into(), source };
     for source in scenario.sources() {

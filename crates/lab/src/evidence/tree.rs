@@ -24,9 +24,6 @@ pub struct SourceTree {
 
 impl SourceTree {
     /// The tree that the working directory lies in.
-    ///
-    /// # Errors
-    /// When there is none.
     pub fn find() -> Result<Self, EvidenceError> {
         let here = std::env::current_dir()
             .map_err(|source| EvidenceError::File { path: ".".into(), source })?;
@@ -45,9 +42,6 @@ impl SourceTree {
     }
 
     /// The hash of a file, or of all files below a directory.
-    ///
-    /// # Errors
-    /// When it does not exist or cannot be read.
     pub fn hash(&self, within: &str) -> Result<String, EvidenceError> {
         let mut hash = Xxh3::new();
         for path in self.files(within)? {

@@ -45,9 +45,6 @@ pub struct Tick {
 
 /// Runs fresh guests under `setting` for `window`, or until the work of all has ended. The window
 /// begins when the guests have run for `warm_up` under the setting. Tells the result.
-///
-/// # Errors
-/// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
 pub fn run(
     context: &Context,
     mix: &[MachineSpec],

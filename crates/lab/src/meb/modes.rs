@@ -57,13 +57,6 @@ pub const RESTING: Schedule = Schedule { pairs: 1, beginning: 70, with: 130, wit
 /// find idle memory. Revoking that is expensive, and done once.
 pub const CHEAP: Schedule = Schedule { pairs: 3, beginning: 15, with: 20, without: 10 };
 
-impl Schedule {
-    /// Its length in lines, and thus in seconds.
-    pub const fn lines(&self) -> usize {
-        self.pairs * (self.beginning + self.with + CHANGE + self.without)
-    }
-}
-
 /// The measure of a way's cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instrument {

@@ -35,9 +35,6 @@ pub struct Peek {
 
 impl Peek {
     /// Begins to sample the guest of QEMU process `pid`.
-    ///
-    /// # Errors
-    /// When its shim does not obey a request.
     pub fn start(pid: u32, seed: u64) -> Result<Self, LabError> {
         let connection = Connection::connect(&address_of_shim(pid)?, PATIENCE).map_err(failed)?;
         let (answer, fd) = ask(&connection, &Request::Hello { version: VERSION })?;

@@ -74,9 +74,6 @@ impl Lines {
     }
 
     /// Reads new lines; must be called several times a second.
-    ///
-    /// # Errors
-    /// When a guest is dead.
     pub fn look(&mut self, lab: &Lab) -> Result<(), LabError> {
         for (machine, lines) in lab.machines().iter().zip(&mut self.of) {
             machine.ensure_alive()?;
@@ -87,9 +84,6 @@ impl Lines {
     }
 
     /// Reads new lines until `until` holds.
-    ///
-    /// # Errors
-    /// When a guest dies, the user interrupts, or `limit` has passed.
     pub fn look_until(
         &mut self,
         lab: &Lab,
@@ -111,9 +105,6 @@ impl Lines {
     }
 
     /// Reads new lines for `length`.
-    ///
-    /// # Errors
-    /// When a guest dies or the user interrupts.
     pub fn look_for(&mut self, lab: &Lab, length: Duration) -> Result<(), LabError> {
         let end = Instant::now() + length;
         while Instant::now() < end {
@@ -149,9 +140,6 @@ impl Lines {
 
 /// Each guest's rate over `lines` of its lines, after the first `beginning` lines that it writes
 /// from now on.
-///
-/// # Errors
-/// When a guest has died, or does not report.
 pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabError> {
     let mut seen = Lines::of(lab);
     // The newest line is from before.

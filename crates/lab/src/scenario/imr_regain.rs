@@ -92,7 +92,6 @@ const SAME: &str = "--same";
 /// Blocks of this order and above are large.
 const LARGE_ORDER: u32 = 7;
 
-/// One round.
 #[derive(Clone, Copy)]
 struct RegainRound {
     /// Share of the guest's freed memory. More than all of it is told as it is.
