@@ -17,7 +17,6 @@ const _: () = assert!(ROUNDS as usize == LEAST_COUNT);
 /// The order of the arms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// As they are listed.
     Listed,
     /// In every second round backwards, so that none is always first.
     Alternating,

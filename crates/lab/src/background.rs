@@ -33,7 +33,6 @@ impl<T: Send + 'static> Background<T> {
 }
 
 impl<T> Background<T> {
-    /// Whether its work is over.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }

@@ -12,13 +12,11 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line of these points.
     pub fn new(name: impl ToString, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         Self { name: name.to_string(), points: points.into_iter().collect() }
     }
 }
 
-/// A plot.
 #[derive(Debug, Clone)]
 pub struct Chart {
     /// The unit of the values.

@@ -16,7 +16,6 @@ use crate::meb::pairs::{LEAST_COUNT, Median};
 use crate::recording::median;
 use crate::scenario;
 
-/// The target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Target {
     /// `>= x`
@@ -71,7 +70,6 @@ impl fmt::Display for Target {
 /// One measured number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// The number.
     pub value: f64,
     /// Its values in the rounds of this run, of which the number is the median; empty: one round.
     pub rounds: Vec<f64>,
@@ -140,13 +138,10 @@ impl Serialize for Figure {
 /// All that a scenario measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
-    /// The scenario's name.
     pub scenario: String,
-    /// The machine that it ran on.
     pub machine: String,
     /// The seed of everything random in it.
     pub seed: u64,
-    /// The number of measurements.
     pub runs: u32,
     /// Text above the figures in the table; not part of the JSON object.
     pub preface: String,
@@ -156,7 +151,6 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// An empty set of figures.
     pub fn new(scenario: &str, machine: String, seed: u64, runs: u32) -> Self {
         Self {
             scenario: scenario.to_owned(),
@@ -207,7 +201,6 @@ impl Figures {
         self.add(name, Figure::new(value, unit, note).target(target));
     }
 
-    /// All figures, with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Figure)> {
         self.figures.iter().map(|(name, figure)| (name.as_str(), figure))
     }
@@ -218,7 +211,6 @@ impl Figures {
         claims.filter(|claim| self.get(claim.figure).is_none())
     }
 
-    /// The figure of this name.
     pub fn get(&self, name: &str) -> Option<&Figure> {
         self.figures.iter().find(|(known, _)| known == name).map(|(_, figure)| figure)
     }
@@ -252,7 +244,6 @@ impl Figures {
         self.figures.iter().map(row).chain(missing).collect()
     }
 
-    /// As a table for people.
     pub fn to_table(&self) -> String {
         let mut rows = vec![["figure", "value", "unit", "target", "", "note"].map(str::to_owned)];
         rows.extend(self.rows());
@@ -287,7 +278,6 @@ impl Figures {
         figures
     }
 
-    /// A figure's number.
     pub(crate) fn value(&self, name: &str) -> f64 {
         self.get(name).unwrap().value
     }

@@ -27,7 +27,6 @@ pub enum Host {
 /// Two hosts; dropping it removes them.
 #[derive(Debug)]
 pub struct Hosts {
-    /// The names of their namespaces.
     names: [String; 2],
 }
 

@@ -18,7 +18,6 @@ use std::cmp::Ordering;
 /// Comparisons of two pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Comparisons {
-    /// All of them.
     pub all: u64,
     /// Those of two pages that are not equal.
     pub futile: u64,
@@ -28,7 +27,6 @@ pub struct Comparisons {
 }
 
 impl Comparisons {
-    /// The sum of both.
     pub fn plus(self, other: Self) -> Self {
         let Self { all, futile, bytes } = other;
         Self { all: self.all + all, futile: self.futile + futile, bytes: self.bytes + bytes }

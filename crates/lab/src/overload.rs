@@ -68,7 +68,6 @@ pub struct Threshold {
     pub sustained: u32,
 }
 
-/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct OverloadSample {
     /// Requests that were answered from shortly before the burst until shortly after it.
@@ -126,7 +125,6 @@ pub fn asked(burst: Duration) -> f64 {
     f64::from(RATE) * (calm + FACTOR * burst)
 }
 
-/// Runs one burst.
 pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<OverloadSample, LabError> {
     context.make_dir()?;
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
@@ -226,7 +224,6 @@ fn pool(
 /// A line of the guest's report.
 #[derive(Clone, Copy, Default)]
 struct OverloadRow {
-    /// Seconds since the start.
     at: f64,
     answered: f64,
     dropped: f64,

@@ -32,7 +32,6 @@ pub const HOSTS: [&str; 2] = ["a", "b"];
 pub const CONTROLLER: usize = 2;
 const END: Duration = Duration::from_secs(5);
 
-/// The hosts' configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolSettings<'a> {
     pub guest: &'a str,
@@ -54,7 +53,6 @@ pub struct PoolSettings<'a> {
 pub struct HostPool {
     /// The directories of the hosts' files.
     pub dirs: [PathBuf; 2],
-    /// The members of etcd.
     pub members: Members,
     guest: String,
     store: Arc<dyn Store>,

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-/// A sequence of random numbers.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence for this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -20,7 +20,6 @@ use crate::lab::{Lab, LabError, Machine};
 /// A workload reports every second. It is silent if its last report is older than this.
 const SILENT_AFTER_S: f64 = 1.5;
 
-/// One guest in one second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moment {
     /// Seconds since the recording began.
@@ -158,13 +157,11 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
 /// The ends of a list of numbers. Each is NaN when there are none, or when one of them is not
 /// finite: an extreme of the rest would say more than was measured.
 pub trait Extremes: Iterator<Item = f64> + Sized {
-    /// The greatest.
     fn largest(self) -> f64 {
         let known: Option<Vec<f64>> = self.map(|it| it.is_finite().then_some(it)).collect();
         known.into_iter().flatten().reduce(f64::max).unwrap_or(f64::NAN)
     }
 
-    /// The least.
     fn smallest(self) -> f64 {
         -self.map(|value| -value).largest()
     }

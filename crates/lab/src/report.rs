@@ -82,12 +82,7 @@ fn count(value: f64) -> String {
 pub enum ReportError {
     /// The file cannot be written.
     #[error("{path}: {error}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        error: std::io::Error,
-    },
+    Write { path: PathBuf, error: std::io::Error },
 }
 
 /// Writes `<scenario>.html`, and its first plot as `<scenario>.svg`, into `dir`.

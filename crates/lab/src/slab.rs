@@ -32,7 +32,6 @@ impl Objects {
         Ok(Self { count: field("objects")?, each: slab / field("objs_per_slab")? })
     }
 
-    /// The growth of their number.
     pub fn more_than(self, before: Self) -> f64 {
         self.count - before.count
     }

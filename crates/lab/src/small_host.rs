@@ -123,7 +123,6 @@ impl SmallHost {
         (beside.swapped, beside.all_swapped) = (swapped, all_swapped);
     }
 
-    /// The latest use of its memory.
     pub fn latest(&self) -> Look {
         *self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -52,7 +52,6 @@ impl Programs {
         Ok(programs)
     }
 
-    /// The system that they belong to.
     pub fn debian(&self) -> &Debian {
         &self.debian
     }

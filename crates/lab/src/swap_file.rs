@@ -19,7 +19,6 @@ use crate::lab::LabError;
 /// Timeout for `swapoff`.
 const OFF: Duration = Duration::from_secs(120);
 
-/// A swap file in use.
 #[derive(Debug)]
 pub struct SwapFile {
     path: PathBuf,
@@ -79,7 +78,6 @@ impl Swapped {
         Ok(Self { in_mib: mib("pswpin "), out_mib: mib("pswpout ") })
     }
 
-    /// The growth since then.
     pub fn since(self, before: Self) -> Self {
         Self { in_mib: self.in_mib - before.in_mib, out_mib: self.out_mib - before.out_mib }
     }

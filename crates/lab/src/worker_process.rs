@@ -41,7 +41,6 @@ pub struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts one for this group.
     pub fn start(group: &str) -> Result<Self, LabError> {
         let ((stdin, orders), (reports, stdout)) = (io::pipe()?, io::pipe()?);
         let spawn = Spawn::new(inside::built("overbook")?).args(["worker", group]);
@@ -65,7 +64,6 @@ impl WorkerProcess {
         self
     }
 
-    /// Its process.
     pub fn identity(&self) -> Identity {
         self.child.identity()
     }

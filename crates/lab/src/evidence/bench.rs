@@ -3,7 +3,6 @@
 
 use super::claim::{Claim, claims};
 
-/// The name of their record.
 pub const NAME: &str = "bench";
 
 pub const CLAIMS: &[Claim] = claims! {

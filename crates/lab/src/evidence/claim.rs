@@ -5,13 +5,11 @@ use crate::figures::Target;
 /// One figure that CLAIMS.md shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Claim {
-    /// The figure's name in its scenario.
     pub figure: &'static str,
     /// Its unit: `s`, `MiB`, `ops/s`, `ratio`, `count`.
     pub unit: &'static str,
     /// Its target; without one it is told, not claimed.
     pub target: Option<Target>,
-    /// The claim in one sentence.
     pub sentence: &'static str,
     /// The result in the paper, in the paper's form.
     pub paper: Option<&'static str>,

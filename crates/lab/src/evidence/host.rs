@@ -18,7 +18,6 @@ const QUIET: f32 = 0.15;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Computer {
-    /// CPUs.
     pub cores: usize,
     /// Memory, in MiB.
     pub ram_mib: u64,
@@ -47,7 +46,6 @@ pub struct HostLoad {
 }
 
 impl Computer {
-    /// This one.
     pub fn this(provisions: &Provisions) -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let about = read("/proc/cpuinfo");
@@ -74,7 +72,6 @@ pub struct LoadMeter {
 }
 
 impl LoadMeter {
-    /// Begins.
     pub fn start() -> std::io::Result<Self> {
         let (before, other_qemus) = (load()?, qemus());
         let reader = Background::start("load", |stop| {
@@ -88,7 +85,6 @@ impl LoadMeter {
         Ok(Self { before, other_qemus, reader })
     }
 
-    /// The load since the start.
     pub fn stop(self) -> HostLoad {
         let seen = self.reader.stop().unwrap_or_default();
         let mean = seen.iter().sum::<f64>() / (seen.len().max(1)) as f64;

@@ -71,7 +71,6 @@ pub const TOPICS: &[(&str, &str)] = &[
     ("Real KVM", "reclaimed kvm-host"),
 ];
 
-/// A scenario with its record.
 #[derive(Debug)]
 pub struct KnownScenario {
     pub scenario: &'static Scenario,

@@ -30,7 +30,6 @@ pub struct Paper {
     /// Its name on the command line.
     pub name: &'static str,
     pub title: &'static str,
-    /// Its tables and figures.
     pub items: Vec<PaperItem>,
 }
 
@@ -54,7 +53,6 @@ pub enum Ours {
     None(&'static str),
 }
 
-/// All papers.
 pub fn all() -> Result<Vec<Paper>, String> {
     let mut papers: Vec<Paper> = Vec::new();
     for line in ROWS.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -88,7 +86,6 @@ impl Paper {
     }
 }
 
-/// The text of the page.
 pub fn text(tree: &SourceTree, known: &[KnownScenario]) -> Result<String, EvidenceError> {
     let faulty = |fault| EvidenceError::Faulty { path: tree.path(PAGE), fault };
     let papers = all().map_err(faulty)?;

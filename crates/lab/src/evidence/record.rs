@@ -76,9 +76,7 @@ pub struct MeasuredFigure {
 pub enum Standing {
     /// It has no target.
     Told,
-    /// Its target is met.
     Met,
-    /// Its target is not met.
     NotMet,
     /// There is no value.
     NotMeasured,
@@ -87,7 +85,6 @@ pub enum Standing {
 /// Whether a record may be believed of the code as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Freshness {
-    /// There is no record.
     None,
     CarriedOver,
     /// These sources have changed since.

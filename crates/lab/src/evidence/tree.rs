@@ -31,7 +31,6 @@ impl SourceTree {
         root.map(Self::at).ok_or(EvidenceError::NoTree(here))
     }
 
-    /// The tree with this root.
     pub fn at(root: PathBuf) -> Self {
         Self { root }
     }
@@ -101,7 +100,6 @@ impl SourceTree {
     }
 }
 
-/// The contents of a file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, EvidenceError> {
     std::fs::read(path).map_err(|source| EvidenceError::File { path: path.to_owned(), source })
 }

@@ -39,7 +39,6 @@ pub struct Tick {
     pub at_s: f64,
     /// The input of its decision.
     pub case: Case,
-    /// The decision.
     pub plan: Plan,
 }
 
@@ -102,7 +101,6 @@ pub fn follow(
     Ok(SharingRun { speeds, cpu_busy, ticks })
 }
 
-/// The newest line of each guest.
 fn lines(lab: &Lab) -> Vec<Option<progress::Line>> {
     lab.machines().iter().map(progress::Line::newest).collect()
 }

@@ -18,12 +18,10 @@ use crate::machine::MachineSpec;
 const MAX: Bytes = Bytes::mib(384);
 const SWAP: Bytes = Bytes::mib(512);
 
-/// The job of one guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
     /// Its name in figures; the names of its guests add a number.
     pub name: &'static str,
-    /// The command that the guest runs.
     pub command: &'static str,
 }
 

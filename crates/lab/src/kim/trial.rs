@@ -19,7 +19,6 @@ pub const GROUP: &str = "tenant";
 pub struct Mix {
     /// Its name in figures.
     pub name: &'static str,
-    /// The jobs of its guests.
     pub jobs: Vec<Job>,
 }
 

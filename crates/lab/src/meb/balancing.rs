@@ -55,16 +55,13 @@ pub struct Member {
     pub name: &'static str,
     /// The command that it runs.
     pub command: &'static str,
-    /// Memory that it has at first.
     pub initial: Bytes,
     /// The most memory that it may have.
     pub high: Bytes,
 }
 
-/// One of the paper's tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Table {
-    /// The guests.
     pub members: &'static [Member],
     /// The least memory that each guest keeps.
     pub low: Bytes,
@@ -112,16 +109,13 @@ impl BalanceArm {
     }
 }
 
-/// The courses of all rounds.
 #[derive(Debug)]
 pub struct BalanceResult {
     table: Table,
-    /// By the arms' names.
     courses: Arms<SharingRun>,
 }
 
 impl Table {
-    /// Runs all rounds.
     pub fn run(self, context: &Context) -> Result<BalanceResult, LabError> {
         let mut courses = Arms::default();
         for number in 1..=ROUNDS {

@@ -74,9 +74,7 @@ pub struct ModeArm {
     pub name: &'static str,
     /// Its mean overhead in Table I; `None`: not in the paper.
     pub paper: Option<&'static str>,
-    /// The worker's settings for it.
     pub settings: Settings,
-    /// Its observation time.
     pub schedule: Schedule,
     /// The measure of its cost.
     pub instrument: Instrument,

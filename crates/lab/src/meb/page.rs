@@ -20,7 +20,6 @@ impl Page {
         Self { plots: vec![(heading.to_owned(), chart)] }
     }
 
-    /// Adds a plot.
     pub fn add(&mut self, heading: &str, chart: Chart) {
         self.plots.push((heading.to_owned(), chart));
     }

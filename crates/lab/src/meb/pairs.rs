@@ -24,13 +24,11 @@ pub struct Pairs {
 /// A median and the interval that holds the true one in at least 95 of 100 cases.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Median {
-    /// The median.
     pub value: f64,
     /// The lower end of its interval.
     pub low: f64,
     /// The upper end.
     pub high: f64,
-    /// The number of values.
     pub count: usize,
 }
 
@@ -40,7 +38,6 @@ impl Pairs {
         self.without.push(rate);
     }
 
-    /// Adds a window with.
     pub fn add_with(&mut self, rate: f64) {
         self.with.push(rate);
     }

@@ -17,7 +17,6 @@ const WORK_LIMIT: Duration = Duration::from_secs(240);
 /// Timeout for the next line of a guest that is busy with other work.
 const LINE_LIMIT: Duration = Duration::from_secs(30);
 
-/// One line of a guest.
 #[derive(Debug, Clone)]
 pub struct Line {
     /// The time at which the host saw it.
@@ -26,7 +25,6 @@ pub struct Line {
     pub t_s: f64,
     /// Operations since its workload began.
     pub ops: f64,
-    /// The whole line.
     pub value: Value,
 }
 
@@ -104,7 +102,6 @@ impl Lines {
         }
     }
 
-    /// Reads new lines for `length`.
     pub fn look_for(&mut self, lab: &Lab, length: Duration) -> Result<(), LabError> {
         let end = Instant::now() + length;
         while Instant::now() < end {
@@ -114,7 +111,6 @@ impl Lines {
         self.look(lab)
     }
 
-    /// The lines of one guest.
     pub fn guest(&self, index: usize) -> &[Line] {
         self.of.get(index).map_or(&[], Vec::as_slice)
     }

@@ -30,7 +30,6 @@ pub struct TrackingSample {
     pub at_us: u64,
     /// The worker's report for the daemon.
     pub tracking: Tracking,
-    /// The whole curve, over bytes.
     pub curve: MissRatioCurve,
     /// The rate of the event that wakes intermittent tracking; `None`: the mode has none.
     pub event: Option<f64>,
@@ -41,7 +40,6 @@ pub struct TrackingSample {
 pub struct Record {
     /// The observations, in order.
     pub seen: Vec<TrackingSample>,
-    /// Length of the watch.
     pub lasted: Duration,
     /// CPU time of the tracker.
     pub cpu: Duration,
@@ -153,12 +151,10 @@ impl Watch {
             Some(WatchState { resident, own });
     }
 
-    /// The latest observation.
     pub fn latest(&self) -> Option<TrackingSample> {
         self.shown().latest.clone()
     }
 
-    /// Whether it tracks at present.
     pub fn is_tracking(&self) -> bool {
         self.shown().is_tracking
     }

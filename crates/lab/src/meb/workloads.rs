@@ -26,7 +26,6 @@ pub const MEMORY: Bytes = Bytes::mib(256);
 pub struct Workload {
     /// Its name in figures.
     pub name: &'static str,
-    /// The command that the guest runs.
     pub command: &'static str,
 }
 

@@ -59,34 +59,22 @@ fn everything(
     guests: &[MachineSpec],
     figures: &mut Figures,
 ) -> Result<(), LabError> {
-    let mut random = Random::new(context.seed);
     // Declared first, dropped last: memory must not lie in it then.
     let _zram = Zram::new(ZRAM)?;
     // Forty that boot at once would not be up in time.
     let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, guests, |_| Ok(()))?;
     let groups: BTreeSet<&str> = guests.iter().map(|guest| guest.group.as_str()).collect();
-    let mut daemon = Daemon::start(&mut lab, DaemonSettings::everything())?;
+    let daemon = Daemon::start(&mut lab, DaemonSettings::everything())?;
     fleet::wait_until_working(&lab)?;
     wait_for_workers(&lab, &daemon, groups.len())?;
-    let mut slowest = Duration::ZERO;
-    for _ in 0..KILLS {
-        interrupt::sleep(random.millis(LIFE_MS))?;
-        daemon.kill(&mut lab)?;
-        interrupt::sleep(random.millis((0, 1_000)))?;
-        let restarted = Instant::now();
-        daemon.restart(&mut lab)?;
-        wait_for_workers(&lab, &daemon, groups.len())?;
-        slowest = slowest.max(restarted.elapsed());
-    }
-    let bad_bytes = fleet::bad_bytes(&lab)?;
-    let dead = lab.machines().iter().filter(|machine| !machine.alive()).count();
-    lab.stop()?;
+    let have_workers = |lab: &Lab, daemon: &Daemon, ()| wait_for_workers(lab, daemon, groups.len());
+    let [bad, dead, slowest] = kills(context, lab, daemon, |_| Ok(()), have_workers)?;
     let note = format!("wrong bytes found by `verify`, of {end} guests, everything on");
-    figures.tell(&format!("bad_bytes_{end}"), bad_bytes as f64, "B", note);
+    figures.tell(&format!("bad_bytes_{end}"), bad, "B", note);
     let note = "guests not alive at the end, everything on";
-    figures.tell(&format!("dead_guests_{end}"), dead as f64, "count", note);
+    figures.tell(&format!("dead_guests_{end}"), dead, "count", note);
     let note = format!("start of the daemon to a worker for each group, worst of {KILLS}");
-    figures.tell(&format!("workers_s_max_{end}"), slowest.as_secs_f64(), "s", note);
+    figures.tell(&format!("workers_s_max_{end}"), slowest, "s", note);
     Ok(())
 }
 
@@ -99,36 +87,47 @@ fn wait_for_workers(lab: &Lab, daemon: &Daemon, groups: usize) -> Result<(), Lab
     })
 }
 
-fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabError> {
+/// Kills and restarts the daemon; the wrong bytes, the dead guests and the slowest recovery.
+fn kills<T>(
+    context: &Context,
+    mut lab: Lab,
+    mut daemon: Daemon,
+    before: impl Fn(&Lab) -> Result<T, LabError>,
+    wait: impl Fn(&Lab, &Daemon, T) -> Result<(), LabError>,
+) -> Result<[f64; 3], LabError> {
     let mut random = Random::new(context.seed);
-    let fleet = fleet::quickstart(context.seed);
-    let mut lab = context.start(fleet)?;
-    let mut daemon = Daemon::start(&mut lab, Mode::Enforce)?;
-    fleet::wait_until_working(&lab)?;
-
     let mut slowest = Duration::ZERO;
     for _ in 0..KILLS {
         interrupt::sleep(random.millis(LIFE_MS))?;
-        let before = balloons(&lab)?;
+        let before = before(&lab)?;
         daemon.kill(&mut lab)?;
         // The time without a daemon is random, too.
         interrupt::sleep(random.millis((0, 1_000)))?;
         let restarted = Instant::now();
         daemon.restart(&mut lab)?;
-        lab.wait_for("the targets to converge", CONVERGE_LIMIT, |lab| {
-            has_converged(lab, &daemon, &before)
-        })?;
+        wait(&lab, &daemon, before)?;
         slowest = slowest.max(restarted.elapsed());
     }
     let bad_bytes = fleet::bad_bytes(&lab)?;
     let dead = lab.machines().iter().filter(|machine| !machine.alive()).count();
     lab.stop()?;
+    Ok([bad_bytes as f64, dead as f64, slowest.as_secs_f64()])
+}
 
-    let (bad, dead) = (bad_bytes as f64, dead as f64);
+fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabError> {
+    let mut lab = context.start(fleet::quickstart(context.seed))?;
+    let daemon = Daemon::start(&mut lab, Mode::Enforce)?;
+    fleet::wait_until_working(&lab)?;
+    let converge = |lab: &Lab, daemon: &Daemon, before: BTreeMap<VmName, Bytes>| {
+        lab.wait_for("the targets to converge", CONVERGE_LIMIT, |lab| {
+            has_converged(lab, daemon, &before)
+        })
+    };
+    let [bad, dead, slowest] = kills(context, lab, daemon, balloons, converge)?;
     figures.tell("bad_bytes", bad, "B", "wrong bytes found by `verify`");
     figures.tell("dead_guests", dead, "count", "guests not alive at the end");
     let note = format!("start of the daemon to all balloons on target, worst of {KILLS}");
-    figures.tell("converge_s_max", slowest.as_secs_f64(), "s", note);
+    figures.tell("converge_s_max", slowest, "s", note);
     Ok(())
 }
 

@@ -55,15 +55,18 @@ const QUIET: Duration = Duration::from_secs(3);
 const LITTLE_MIB: f64 = 1.0;
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// The costs of one way, in microseconds for each page of 4 KiB.
-#[derive(Debug, Default)]
-struct Costs {
-    cpu: Vec<f64>,
-    wall: Vec<f64>,
+/// The costs of one round, in microseconds for each page of 4 KiB.
+#[derive(Debug)]
+struct Cost {
+    cpu: f64,
+    wall: f64,
     /// Extra time to write to a page again.
-    reuse: Vec<f64>,
-    pages: Vec<f64>,
+    reuse: f64,
+    pages: f64,
 }
+
+#[derive(Debug, Default)]
+struct Costs(Vec<Cost>);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let told = |name: &str, way: fn(&Context) -> Result<Costs, LabError>| {
@@ -82,28 +85,20 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for (name, costs, what, paper) in ways {
         let note = format!(
             "CPU time to regain a page, {what}; wall {:.2} us; {:.0} MiB",
-            median(costs.wall.iter().copied()),
-            median(costs.pages.iter().copied()) / 256.0
+            costs.median(|it| it.wall),
+            costs.median(|it| it.pages) / 256.0
         );
-        let figure = Figure::new(median(costs.cpu.iter().copied()), "us", note).paper(paper);
+        let figure = Figure::new(costs.median(|it| it.cpu), "us", note).paper(paper);
         figures.add(&format!("{name}_us_per_page"), figure);
         let note = "longer for the guest to write to a page again that was regained";
-        figures.tell(
-            &format!("{name}_reuse_us_per_page"),
-            median(costs.reuse.iter().copied()),
-            "us",
-            note,
-        );
+        figures.tell(&format!("{name}_reuse_us_per_page"), costs.median(|it| it.reuse), "us", note);
     }
-    let ratio = |costs: &Costs, of: fn(&Costs) -> &Vec<f64>| {
-        median(of(costs).iter().copied()) / median(of(&ours).iter().copied())
-    };
+    let ratio = |costs: &Costs, of: fn(&Cost) -> f64| costs.median(of) / ours.median(of);
     for (name, costs) in [("swap_to_ours", &swap), ("ksm_to_ours", &ksm)] {
-        let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |c| &c.wall));
-        figures.tell(name, ratio(costs, |c| &c.cpu), "ratio", note);
+        let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |it| it.wall));
+        figures.tell(name, ratio(costs, |it| it.cpu), "ratio", note);
     }
-    let there_and_back =
-        |costs: &Costs| median(costs.wall.iter().copied()) + median(costs.reuse.iter().copied());
+    let there_and_back = |costs: &Costs| costs.median(|it| it.wall) + costs.median(|it| it.reuse);
     for (name, costs) in [("swap_to_ours_in_all", &swap), ("ksm_to_ours_in_all", &ksm)] {
         let note = "wall time to regain a page, and what the guest waits for it afterwards";
         figures.tell(name, there_and_back(costs) / there_and_back(&ours), "ratio", note);
@@ -135,10 +130,16 @@ impl Costs {
             reused.mib, reused.again_s, reused.kept_s
         ));
         let us = |seconds: f64, mib: f64| seconds * 1e6 / (mib * 256.0);
-        self.cpu.push(us(cpu_s, mib));
-        self.wall.push(us(wall_s, mib));
-        self.reuse.push(us(reused.again_s - reused.kept_s, reused.mib));
-        self.pages.push(mib * 256.0);
+        self.0.push(Cost {
+            cpu: us(cpu_s, mib),
+            wall: us(wall_s, mib),
+            reuse: us(reused.again_s - reused.kept_s, reused.mib),
+            pages: mib * 256.0,
+        });
+    }
+
+    fn median(&self, of: impl Fn(&Cost) -> f64) -> f64 {
+        median(self.0.iter().map(of))
     }
 }
 

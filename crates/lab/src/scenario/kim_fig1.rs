@@ -36,16 +36,12 @@ const WINDOW: usize = 4;
 /// The CPU of pi and of the scanner; the other guests have the next one.
 const CPU: usize = 0;
 const PI: usize = 0;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SizingArm {
-    Ours,
-    Kernel,
-}
+const OURS: &str = "ours";
+const KSM: &str = "ksm";
 
 /// Results of one case.
 struct Case {
-    way: SizingArm,
+    way: &'static str,
     rate: Option<u32>,
     /// Extra time of pi.
     overhead: f64,
@@ -59,7 +55,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut cases = Vec::new();
     for round in 0..ROUNDS {
         for rate in RATES {
-            for way in [SizingArm::Ours, SizingArm::Kernel] {
+            for way in [OURS, KSM] {
                 let case = case(context, context.seed + round, way, rate)?;
                 context.say(&case.in_words());
                 cases.push(case);
@@ -71,7 +67,12 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Result<Case, LabError> {
+fn case(
+    context: &Context,
+    seed: u64,
+    way: &'static str,
+    rate: Option<u32>,
+) -> Result<Case, LabError> {
     let guest = |name: &str, work: &str, cpu: usize| MachineSpec {
         seed,
         ..MachineSpec::new(name, "kim", MEMORY, MEMORY, work).with_shim(true).on_cpus(vec![cpu])
@@ -90,12 +91,8 @@ fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Resu
     let mut pairs = Pairs::default();
     pairs.add_without(speed(&lab)?);
     let at = match way {
-        SizingArm::Ours => {
-            Merging::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?)
-        }
-        SizingArm::Kernel => {
-            Merging::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?)
-        }
+        OURS => Merging::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?),
+        _ => Merging::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?),
     };
     let (began, before) = (Instant::now(), cpu_s(&at, &others)?);
     pairs.add_with(speed(&lab)?);
@@ -120,19 +117,10 @@ fn cpu_s(at: &Merging, others: &[u32]) -> Result<f64, LabError> {
     }
 }
 
-impl SizingArm {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "ours",
-            Self::Kernel => "ksm",
-        }
-    }
-}
-
 impl Case {
     fn in_words(&self) -> String {
         let Self { overhead, cpus, .. } = self;
-        let (way, rate) = (self.way.name(), named(self.rate));
+        let (way, rate) = (self.way, named(self.rate));
         format!(
             "{way} {rate}: pi takes {:.3} of its time, {:.1} % CPU",
             1.0 + overhead,
@@ -146,18 +134,23 @@ fn named(rate: Option<u32>) -> String {
 }
 
 /// The median over the rounds.
-fn median_of(cases: &[Case], way: SizingArm, rate: Option<u32>, what: fn(&Case) -> f64) -> Median {
+fn median_of(
+    cases: &[Case],
+    way: &'static str,
+    rate: Option<u32>,
+    what: fn(&Case) -> f64,
+) -> Median {
     let same = cases.iter().filter(|case| (case.way, case.rate) == (way, rate));
     Median::of(same.map(what).collect())
 }
 
 fn figures(context: &Context, cases: &[Case]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
-    for way in [SizingArm::Ours, SizingArm::Kernel] {
+    for way in [OURS, KSM] {
         for rate in RATES {
             let overhead = median_of(cases, way, rate, |case| case.overhead);
             let cpus = median_of(cases, way, rate, |case| case.cpus);
-            let name = format!("{}_{}", way.name(), named(rate));
+            let name = format!("{way}_{}", named(rate));
             let note = format!("pi's time to that without; {} longer", overhead.interval_percent());
             let time = Figure::new(1.0 + overhead.value, "ratio", note);
             let time =
@@ -171,16 +164,12 @@ fn figures(context: &Context, cases: &[Case]) -> Figures {
 }
 
 fn page(cases: &[Case]) -> Page {
-    let line = |way: SizingArm, what: fn(&Case) -> f64| Line {
-        name: way.name().to_owned(),
-        points: RATES
-            .iter()
-            .filter_map(|rate| Some(((*rate)?.into(), median_of(cases, way, *rate, what).value)))
-            .collect(),
+    let line = |way: &'static str, what: fn(&Case) -> f64| {
+        let point = |rate: &u32| (f64::from(*rate), median_of(cases, way, Some(*rate), what).value);
+        Line::new(way, RATES.iter().flatten().map(point))
     };
     let chart = |unit, what: fn(&Case) -> f64| {
-        let lines = vec![line(SizingArm::Ours, what), line(SizingArm::Kernel, what)];
-        Chart::linear(unit, "pages/ms", lines)
+        Chart::linear(unit, "pages/ms", [OURS, KSM].map(|way| line(way, what)))
     };
     let mut page = Page::default();
     page.add("Time that pi takes", chart("to without", |case| 1.0 + case.overhead));
