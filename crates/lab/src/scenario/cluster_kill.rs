@@ -150,12 +150,12 @@ fn figures(context: &Context, seen: &KillCounts) -> Figures {
     figures.tell("lost", lost, "count", "guests that run nowhere");
     let note = "from an intent to its end on both hosts, worst";
     figures.tell("intent_s_max", seen.longest.as_secs_f64(), "s", note);
-    let moved = Figure::new(moves, "count", "times the guest was seen on another host");
-    figures.add("moves", moved.target(Target::AtLeast(10.0)));
+    let note = "times the guest was seen on another host";
+    figures.check("moves", moves, "count", note, Target::AtLeast(10.0));
     let still = seen.still.as_secs_f64();
     figures.tell("standstill_s_max", still, "s", "no QEMU ran it, worst");
-    let verified = Figure::new(verified, "MB", "that one QEMU's guest verified, most");
-    figures.add("verified", verified.target(Target::AtLeast(1.0)));
+    let note = "that one QEMU's guest verified, most";
+    figures.check("verified", verified, "MB", note, Target::AtLeast(1.0));
     figures
 }
 

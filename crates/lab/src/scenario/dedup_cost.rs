@@ -123,7 +123,7 @@ fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError
         CostArm::Ours => {
             let merger = pinning::on_cpu(WORKER_CPU, || Merger::start(&pids, Some(RATE), None))?;
             with = window(&lab, WITH)?;
-            merged_mib = merger.stop().first().map_or(0.0, |reading| reading.merged.as_mib());
+            merged_mib = merger.stop().first().map_or(f64::NAN, |reading| reading.merged.as_mib());
             after = window(&lab, WITHOUT)?;
         }
         CostArm::Kernel => {

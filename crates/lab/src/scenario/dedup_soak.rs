@@ -63,8 +63,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     soak.end(&mut figures)?;
     let note = "wrong bytes in memory and disks of the guests";
     figures.tell("bad_bytes", fleet::bad_bytes(&lab)? as f64, "B", note);
-    let stall = Figure::new(longest_gap_ms, "ms", "longest that a guest's work stood still");
-    figures.add("stall_ms_max", stall.target(Target::AtMost(HANG_MS)));
+    let note = "longest that a guest's work stood still";
+    figures.check("stall_ms_max", longest_gap_ms, "ms", note, Target::AtMost(HANG_MS));
     lab.stop()?;
     Ok(figures)
 }

@@ -88,10 +88,10 @@ fn figures(context: &Context, times: [&[f64]; 3], taken_mib: Vec<f64>) -> Figure
         let note = format!("{what}, of {taken:.0} MiB taken, {low:.2} to {high:.2}");
         Figure::new(value, "us", note)
     };
-    let figure = extra(writing, "longer to write a page of 4 KiB for the first time");
-    figures.add("write_extra_us_per_page", figure);
-    let figure = extra(touching, "the same for one word of each page");
-    figures.add("touch_extra_us_per_page", figure);
+    let what = "longer to write a page of 4 KiB for the first time";
+    figures.add("write_extra_us_per_page", extra(writing, what));
+    let what = "the same for one word of each page";
+    figures.add("touch_extra_us_per_page", extra(touching, what));
     let ratio = |times| {
         let ratios = compared(times).into_iter().map(|(with, without)| with / without);
         Median::of(ratios.collect())
@@ -101,8 +101,7 @@ fn figures(context: &Context, times: [&[f64]; 3], taken_mib: Vec<f64>) -> Figure
         Figure::new(ratio.value, "ratio", format!("{note}, {:.3} to {:.3}", ratio.low, ratio.high))
     };
     figures.add("write_ratio", of(ratio(writing)).paper("1.11 with EPT"));
-    let sorted = of(ratio(sorting));
-    figures.add("sort_ratio", sorted);
+    figures.add("sort_ratio", of(ratio(sorting)));
     figures
 }
 

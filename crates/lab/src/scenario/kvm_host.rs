@@ -112,8 +112,8 @@ fn add_experiment(figures: &mut Figures, kernel: &str, experiment: &str, said: &
     }
     let name = |what: &str| format!("{kernel}_{}_{what}", experiment.replace('-', "_"));
     let bad_bytes = result.bad_bytes.unwrap_or(f64::NAN);
-    let figure = Figure::new(bad_bytes, "B", "wrong bytes that its guests found");
-    figures.add(&name("bad_bytes"), figure.target(Target::Equals(0.0)));
+    let note = "wrong bytes that its guests found";
+    figures.check(&name("bad_bytes"), bad_bytes, "B", note, Target::Equals(0.0));
     // Times in a virtual host mean nothing, and some targets are times.
     let note = match result.missed.is_empty() {
         true => "of its other targets".to_owned(),

@@ -122,16 +122,12 @@ fn figures(context: &Context, traces: &[Trace]) -> Figures {
     let note = format!("share of {} intervals in which tracking is on, as shipped", LENGTH);
     figures.tell("up_ratio", up, "ratio", note);
     figures.tell("mre", error, "ratio", "mean of |working set gone by - recorded| / recorded");
-    figures.add(
-        "samples_min",
-        Figure::new(shortest as f64, "count", "seconds in the shortest trace")
-            .target(Target::AtLeast(f64::from(LENGTH) * 0.8)),
-    );
+    let least = Target::AtLeast(f64::from(LENGTH) * 0.8);
+    let note = "seconds in the shortest trace";
+    figures.check("samples_min", shortest as f64, "count", note, least);
     let (up, error) = means(traces, Judgement::Adaptive);
-    figures.add(
-        "up_ratio_adaptive",
-        Figure::new(up, "ratio", "the paper's adaptive way").paper("0.143"),
-    );
+    let figure = Figure::new(up, "ratio", "the paper's adaptive way");
+    figures.add("up_ratio_adaptive", figure.paper("0.143"));
     figures.add("mre_adaptive", Figure::new(error, "ratio", "the same").paper("0.042"));
     for (threshold, paper_up, paper_error) in FIXED {
         let (up, error) = means(traces, Judgement::Fixed(threshold));

@@ -215,23 +215,16 @@ fn figures(context: &Context, all: &[Twins]) -> Figures {
     let over_all = |error: fn(&Twins) -> f64| {
         all.iter().map(|twins| error(twins) * twins.seconds.len() as f64).sum::<f64>() / seconds
     };
-    figures.add(
-        "error_mean",
-        Figure::new(
-            over_all(Twins::error),
-            "ratio",
-            format!(
-                "|estimate - array| / array over {seconds} seconds, changes included, both parts"
-            ),
-        ),
-    );
+    let note =
+        format!("|estimate - array| / array over {seconds} seconds, changes included, both parts");
+    figures.tell("error_mean", over_all(Twins::error), "ratio", note);
     let note = "the same of ESX-style sampling";
     figures.tell("error_esx", over_all(Twins::sampling_error), "ratio", note);
     for twins in all {
         let name = twins.part.name;
         figures.tell(&format!("error_{name}"), twins.error(), "ratio", "of that part");
-        let figure = Figure::new(twins.sampling_error(), "ratio", "of that part, by sampling");
-        figures.add(&format!("error_esx_{name}"), figure);
+        let (error, note) = (twins.sampling_error(), "of that part, by sampling");
+        figures.tell(&format!("error_esx_{name}"), error, "ratio", note);
     }
     figures
 }

@@ -258,8 +258,7 @@ fn add_slopes(figures: &mut Figures, timed: &Timed, courses: &Courses) {
         }
         let less = courses.both(STATIC, NONE, |table, none| slope(table, time) - slope(none, time));
         let note = "the increase with the table less that without merging, in the same round";
-        let figure = Figure::of_rounds(less, "ratio", note);
-        figures.add(&format!("{kind}_to_none"), figure);
+        figures.tell_rounds(&format!("{kind}_to_none"), less, "ratio", note);
     }
 }
 

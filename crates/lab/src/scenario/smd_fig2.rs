@@ -185,8 +185,8 @@ fn figures(context: &Context, courses: &[SweepRun]) -> Figures {
         let note = format!("shared after {worked:.0} s, to the most, {most} pages");
         let shared = Figure::new(number(&share), "ratio", note);
         figures.add(&format!("shared_{name}"), shared.paper(paper));
-        let figure = Figure::new(number(&|course| course.cpu), "ratio", "of a CPU that ksmd takes");
-        figures.add(&format!("cpu_{name}"), figure);
+        let (cpu, note) = (number(&|course| course.cpu), "of a CPU that ksmd takes");
+        figures.tell(&format!("cpu_{name}"), cpu, "ratio", note);
         let note = "of ksmd's looks at a page, merged nothing";
         let fruitless = Figure::new(number(&|course| course.fruitless), "ratio", note);
         figures.add(&format!("fruitless_{name}"), fruitless.paper("about 0.8"));

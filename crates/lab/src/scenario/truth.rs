@@ -28,13 +28,11 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for mib in ARRAYS_MIB {
         context.say(&format!("A traced guest works on {mib} MiB ..."));
         let (found, trace_bytes) = known_array(context, mib)?;
-        figures.add(
-            &format!("wss_mib_{mib}"),
-            Figure::new(found, "MiB", format!("exact working set of random-array --mb {mib}"))
-                .target(Target::AtMost(f64::from(mib) * 1.05 + 12.0)),
-        );
-        let figure = Figure::new(trace_bytes, "MiB/min", "growth of the trace file");
-        figures.add(&format!("trace_mib_per_min_{mib}"), figure);
+        let most = Target::AtMost(f64::from(mib) * 1.05 + 12.0);
+        let note = format!("exact working set of random-array --mb {mib}");
+        figures.check(&format!("wss_mib_{mib}"), found, "MiB", note, most);
+        let (name, note) = (format!("trace_mib_per_min_{mib}"), "growth of the trace file");
+        figures.tell(&name, trace_bytes, "MiB/min", note);
     }
     for workload in WORKLOADS {
         context.say(&format!("{workload}, without the tracer and with it ..."));
