@@ -1,9 +1,8 @@
 //! Scenarios: experiments on real guests that end in figures with targets.
 //!
 //! A scenario is one file with one function and one line in [`SCENARIOS`]. It begins with the names
-//! of `prelude`. It gets a [`Context`],
-//! runs its own [`Lab`](crate::Lab) and removes all that it made on every path. Every loop polls
-//! [`interrupted`](crate::interrupt::interrupted) (the lab's own waits do).
+//! of `prelude`. It gets a [`Context`], runs its own [`Lab`] and removes all that it made on every
+//! path. Every loop polls [`interrupted`](crate::interrupt::interrupted) (the lab's own waits do).
 
 mod attached_accuracy;
 mod attached_kvm;
