@@ -48,7 +48,6 @@ pub struct Named {
 
 impl Named {
     /// The pages that `table` names.
-    #[must_use]
     pub fn by(table: &TableRef<'_>) -> Self {
         let classes = table.records().map(|record| record.sampled).collect();
         let hashes = table.records().map(|record| record.hash).collect();
@@ -57,7 +56,6 @@ impl Named {
 
     /// Among the pages that the table names: the number with the same content as another one, and
     /// the number with the same frame as another one.
-    #[must_use]
     pub fn alike(&self, pages: &[GuestPage]) -> (u64, u64) {
         let in_class =
             pages.iter().filter(|page| self.classes.contains(&self.sampling.sample(&page.content)));

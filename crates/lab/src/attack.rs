@@ -96,9 +96,6 @@ impl Attacker {
     }
 
     /// Same as [`Self::start`], with the program under the name `program`.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_as(
         program: &str,
         name: &str,

@@ -22,9 +22,6 @@ const MOST: Bytes = Bytes::mib(100);
 const LITTLE: Bytes = Bytes::mib(1);
 
 /// One step of a host that has `memory`, of which `used` is in use. No guest gets below `least`.
-///
-/// # Errors
-/// When a QEMU does not answer.
 pub fn step(lab: &Lab, used: Bytes, memory: Bytes, least: Bytes) -> Result<(), LabError> {
     let mut has = Vec::new();
     for machine in lab.machines() {

@@ -42,7 +42,6 @@ pub enum PageOwner {
 
 impl PageOwner {
     /// Whether it is memory of the system's programs.
-    #[must_use]
     pub fn is_of_programs(self) -> bool {
         matches!(self, Self::Code | Self::Constant | Self::Data | Self::Stack)
     }
@@ -69,7 +68,6 @@ pub struct Census {
 }
 
 /// The same guest, which counts its pages.
-#[must_use]
 pub fn counting(mut spec: MachineSpec) -> MachineSpec {
     spec.workload.extend(["--census-s".to_owned(), EVERY_S.to_string()]);
     MachineSpec { data_disk: Some(DISK), ..spec }
@@ -97,7 +95,6 @@ impl Census {
     }
 
     /// The use of the page at this address of the QEMU process; `None`: it is not the guest's.
-    #[must_use]
     pub fn kind_of(&self, address: u64) -> Option<PageOwner> {
         let frame = address.checked_sub(self.start)? / PAGE_LEN;
         self.kinds.get(usize::try_from(frame).ok()?).copied()

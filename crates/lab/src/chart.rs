@@ -6,13 +6,17 @@ use overbook::line_plot::{LinePlot, PlotAxis, PlotLine, PlotScale, PlotSize};
 /// A line of a plot.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// Its name.
     pub name: String,
     /// Positions on the horizontal axis, and values.
     pub points: Vec<(f64, f64)>,
 }
 
-/// A plot.
+impl Line {
+    pub fn new(name: impl ToString, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        Self { name: name.to_string(), points: points.into_iter().collect() }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Chart {
     /// The unit of the values.
@@ -21,14 +25,24 @@ pub struct Chart {
     pub across: &'static str,
     /// Whether the scale is logarithmic.
     pub is_log: bool,
-    /// The lines.
     pub lines: Vec<Line>,
     /// Positions on the horizontal axis with their names.
     pub marks: Vec<(f64, String)>,
 }
 
+impl Chart {
+    /// A plot with a linear scale, without marks.
+    pub fn linear(
+        unit: &'static str,
+        across: &'static str,
+        lines: impl IntoIterator<Item = Line>,
+    ) -> Self {
+        let lines = lines.into_iter().collect();
+        Self { unit, across, is_log: false, lines, marks: Vec::new() }
+    }
+}
+
 /// The plot as an SVG file.
-#[must_use]
 pub fn svg(chart: &Chart, size: PlotSize) -> String {
     let axis = |label: &str, is_log: bool| match label {
         _ if is_log => PlotAxis::logarithmic(label),

@@ -46,9 +46,6 @@ pub const OLDER: &str = "older";
 pub const OLDER_VARIABLE: &str = "OVERBOOK_OLDER_BIN";
 
 /// The expected path of program or library `name` of the release before.
-///
-/// # Errors
-/// As for [`own_program`].
 pub fn older_program(name: &str) -> io::Result<PathBuf> {
     match std::env::var_os(OLDER_VARIABLE).filter(|value| !value.is_empty()) {
         Some(directory) => Ok(PathBuf::from(directory).join(name)),
@@ -58,9 +55,6 @@ pub fn older_program(name: &str) -> io::Result<PathBuf> {
 
 /// The expected path of Overbook's own program `name`: in the directory that
 /// [`PROGRAMS_VARIABLE`] names, else next to this program.
-///
-/// # Errors
-/// When the system does not say where this program is.
 pub fn own_program(name: &str) -> io::Result<PathBuf> {
     match std::env::var_os(PROGRAMS_VARIABLE).filter(|value| !value.is_empty()) {
         Some(directory) => Ok(PathBuf::from(directory).join(name)),

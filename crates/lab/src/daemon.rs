@@ -65,7 +65,6 @@ impl From<Mode> for DaemonSettings {
 
 impl DaemonSettings {
     /// All that it can do: it tracks, merges, takes freed memory, pages, balances and lends.
-    #[must_use]
     pub fn everything() -> Self {
         Self {
             dedup: DedupSpec::Adaptive,
@@ -109,9 +108,6 @@ impl Daemon {
     }
 
     /// Same as [`Self::start`], for groups that are promised more memory than there is.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_overbooked(
         lab: &mut Lab,
         settings: DaemonSettings,
@@ -137,15 +133,11 @@ impl Daemon {
     }
 
     /// Its process.
-    #[must_use]
     pub fn process(&self) -> Identity {
         self.process
     }
 
     /// Its latest tick, complete.
-    ///
-    /// # Errors
-    /// When it does not answer.
     pub fn case(&self) -> Result<Case, LabError> {
         Ok(self.client.get("/v1/case")?)
     }
@@ -161,9 +153,6 @@ impl Daemon {
     }
 
     /// Checks that it is alive.
-    ///
-    /// # Errors
-    /// When it has died; the error holds its log.
     pub fn ensure_alive(&self) -> Result<(), LabError> {
         if self.process.is_alive() {
             return Ok(());
@@ -172,9 +161,6 @@ impl Daemon {
     }
 
     /// Changes the mode as an operator does: by a new file and SIGHUP.
-    ///
-    /// # Errors
-    /// When the file cannot be written or the daemon is gone.
     pub fn set_mode(&self, lab: &Lab, mode: Mode) -> Result<(), LabError> {
         self.configure(lab, DaemonSettings { mode, ..self.settings })?;
         lab.wait_for("the daemon to read its configuration again", START_LIMIT, |_| {
@@ -183,9 +169,6 @@ impl Daemon {
     }
 
     /// Tells it of guests that were added.
-    ///
-    /// # Errors
-    /// When the file cannot be written or the daemon is gone.
     pub fn meet(&self, lab: &Lab) -> Result<(), LabError> {
         self.configure(lab, self.settings)
     }
@@ -212,9 +195,6 @@ impl Daemon {
 
     /// Ends it in good order (SIGTERM), and starts this program in its place: the same for a
     /// restart, another one for an upgrade.
-    ///
-    /// # Errors
-    /// When it has already died by itself, or the program does not come up.
     pub fn change_to(&mut self, lab: &mut Lab, program: &Path) -> Result<(), LabError> {
         self.ensure_alive()?;
         lab.end_helper(NAME, false)?;
@@ -223,9 +203,6 @@ impl Daemon {
     }
 
     /// Starts it again after [`Daemon::kill`].
-    ///
-    /// # Errors
-    /// When it does not come up.
     pub fn restart(&mut self, lab: &mut Lab) -> Result<(), LabError> {
         self.process = spawn(lab, &self.program, &self.config)?;
         self.wait_until_it_answers(lab)

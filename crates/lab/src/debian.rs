@@ -116,9 +116,6 @@ impl Debian {
     }
 
     /// Same as [`Self::provide`], with a relational database.
-    ///
-    /// # Errors
-    /// As for [`Self::provide`].
     pub fn with_database(cache: &Cache) -> Result<Self, DebianError> {
         Self::with(cache, &packages::release_codename(), &[&PACKAGES[..], &[DATABASE]].concat())
     }
@@ -144,9 +141,6 @@ impl Debian {
 }
 
 /// A directory tree with the smallest Debian that can be a host: systemd, QEMU and apt.
-///
-/// # Errors
-/// As for [`Debian::provide`].
 pub fn host(cache: &Cache) -> Result<PathBuf, DebianError> {
     let codename = packages::release_codename();
     let mut hasher = DefaultHasher::new();
@@ -157,9 +151,6 @@ pub fn host(cache: &Cache) -> Result<PathBuf, DebianError> {
 }
 
 /// A table of the code of all executables of these systems, as `overbook static build` makes it.
-///
-/// # Errors
-/// When a tree cannot be read.
 pub fn code(systems: &[&Debian]) -> Result<Vec<u8>, DebianError> {
     let request = BuildRequest {
         sources: systems.iter().map(|debian| debian.tree.clone()).collect(),

@@ -37,20 +37,12 @@ struct EtcdMember {
 
 impl Members {
     /// Starts `n` members, with their files in `dir`.
-    ///
-    /// # Errors
-    ///
-    /// The package does not exist, or a member does not start.
     pub fn start(n: usize, dir: &Path) -> Result<Self, LabError> {
         Self::start_with(n, dir, None)
     }
 
     /// Same as [`start`](Self::start) with TLS: clients need certificates. `tls` holds the
     /// authority's certificate and the members' own.
-    ///
-    /// # Errors
-    ///
-    /// As for [`start`](Self::start).
     pub fn start_secured(n: usize, dir: &Path, tls: &Path) -> Result<Self, LabError> {
         Self::start_with(n, dir, Some(tls.to_owned()))
     }
@@ -73,7 +65,6 @@ impl Members {
     }
 
     /// URLs at which clients ask the members.
-    #[must_use]
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = self.scheme();
         self.members.iter().map(|member| format!("{scheme}://{}", member.clients)).collect()
@@ -84,16 +75,11 @@ impl Members {
     }
 
     /// Number of members, killed ones included.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.members.len()
     }
 
     /// Starts a killed member again, with its data on disk.
-    ///
-    /// # Errors
-    ///
-    /// It does not start.
     pub fn revive(&mut self, i: usize) -> io::Result<()> {
         let name = |i: usize| format!("etcd-{i}");
         let all = self.members.iter().enumerate();
@@ -127,10 +113,6 @@ impl Members {
     }
 
     /// Kills a member.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's error.
     pub fn kill(&mut self, i: usize) -> io::Result<()> {
         let Some(mut child) = self.members[i].child.take() else { return Ok(()) };
         child.signal(Signal::KILL)?;
@@ -139,10 +121,6 @@ impl Members {
 
     /// Stops a member, or lets it continue. A stopped member answers no client, and its
     /// connections stay.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's error.
     pub fn hold(&self, i: usize, is_held: bool) -> io::Result<()> {
         let signal = if is_held { Signal::STOP } else { Signal::CONT };
         self.members[i].child.as_ref().map_or(Ok(()), |child| child.signal(signal))

@@ -33,27 +33,16 @@ pub enum EvidenceError {
     NoTree(PathBuf),
     /// A file cannot be read or written.
     #[error("{path}: {source}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    File { path: PathBuf, source: std::io::Error },
     /// A scenario names sources that do not exist.
     #[error("{0}: a scenario measures it, and it does not exist")]
     NoSource(PathBuf),
     /// A record does not hold what it must.
     #[error("{path}: {fault}")]
-    Faulty {
-        /// The record.
-        path: PathBuf,
-        /// Its fault.
-        fault: String,
-    },
+    Faulty { path: PathBuf, fault: String },
     /// The program is not what its sources say.
     #[error("{file} is newer than {program}: run `make build` first")]
     OldProgram {
-        /// The source.
         file: PathBuf,
         /// The program that was built from it.
         program: PathBuf,

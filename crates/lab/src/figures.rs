@@ -16,7 +16,6 @@ use crate::meb::pairs::{LEAST_COUNT, Median};
 use crate::recording::median;
 use crate::scenario;
 
-/// The target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Target {
     /// `>= x`
@@ -71,13 +70,11 @@ impl fmt::Display for Target {
 /// One measured number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// The number.
     pub value: f64,
     /// Its values in the rounds of this run, of which the number is the median; empty: one round.
     pub rounds: Vec<f64>,
     /// Its unit: `s`, `MiB`, `ops/s`, `ratio`, `count`.
     pub unit: &'static str,
-    /// Its target.
     pub target: Option<Target>,
     /// The result in the paper, in the paper's form.
     pub paper: Option<String>,
@@ -121,7 +118,6 @@ impl Figure {
 }
 
 /// The 95 % interval of the median of these rounds; `None`: they are too few for one.
-#[must_use]
 pub fn interval(rounds: &[f64]) -> Option<[f64; 2]> {
     let Median { low, high, count, .. } = Median::of(rounds.to_vec());
     (count >= LEAST_COUNT).then_some([low, high])
@@ -142,13 +138,10 @@ impl Serialize for Figure {
 /// All that a scenario measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
-    /// The scenario's name.
     pub scenario: String,
-    /// The machine that it ran on.
     pub machine: String,
     /// The seed of everything random in it.
     pub seed: u64,
-    /// The number of measurements.
     pub runs: u32,
     /// Text above the figures in the table; not part of the JSON object.
     pub preface: String,
@@ -158,7 +151,6 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// An empty set of figures.
     pub fn new(scenario: &str, machine: String, seed: u64, runs: u32) -> Self {
         Self {
             scenario: scenario.to_owned(),
@@ -181,7 +173,34 @@ impl Figures {
         self.figures.push((name.to_owned(), figure));
     }
 
-    /// All figures, with their names.
+    /// Adds a number without a target of its own.
+    pub fn tell(&mut self, name: &str, value: f64, unit: &'static str, note: impl Into<String>) {
+        self.add(name, Figure::new(value, unit, note));
+    }
+
+    /// Adds the median of several rounds.
+    pub fn tell_rounds(
+        &mut self,
+        name: &str,
+        rounds: Vec<f64>,
+        unit: &'static str,
+        note: impl Into<String>,
+    ) {
+        self.add(name, Figure::of_rounds(rounds, unit, note));
+    }
+
+    /// Adds a number with a target that no claim has.
+    pub fn check(
+        &mut self,
+        name: &str,
+        value: f64,
+        unit: &'static str,
+        note: impl Into<String>,
+        target: Target,
+    ) {
+        self.add(name, Figure::new(value, unit, note).target(target));
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Figure)> {
         self.figures.iter().map(|(name, figure)| (name.as_str(), figure))
     }
@@ -192,7 +211,6 @@ impl Figures {
         claims.filter(|claim| self.get(claim.figure).is_none())
     }
 
-    /// The figure of this name.
     pub fn get(&self, name: &str) -> Option<&Figure> {
         self.figures.iter().find(|(known, _)| known == name).map(|(_, figure)| figure)
     }
@@ -226,7 +244,6 @@ impl Figures {
         self.figures.iter().map(row).chain(missing).collect()
     }
 
-    /// As a table for people.
     pub fn to_table(&self) -> String {
         let mut rows = vec![["figure", "value", "unit", "target", "", "note"].map(str::to_owned)];
         rows.extend(self.rows());
@@ -248,6 +265,34 @@ impl Figures {
         let (seed, runs) = (self.seed, self.runs);
         let _ = writeln!(text, "{scenario}: {verdict} (seed {seed}, runs {runs}, {machine})");
         text
+    }
+}
+
+/// Figures of invented measurements; a name that is not there panics.
+#[cfg(test)]
+impl Figures {
+    /// Figures of this scenario, as `add` adds them.
+    pub(crate) fn invented(scenario: &str, add: impl FnOnce(&mut Self)) -> Self {
+        let mut figures = Self::new(scenario, "m".into(), 1, 1);
+        add(&mut figures);
+        figures
+    }
+
+    pub(crate) fn value(&self, name: &str) -> f64 {
+        self.get(name).unwrap().value
+    }
+
+    /// Whether a figure meets its target, if it has one.
+    pub(crate) fn met(&self, name: &str) -> bool {
+        self.get(name).unwrap().met()
+    }
+
+    /// Asserts that these figures have these numbers.
+    pub(crate) fn assert_near(&self, expected: &[(&str, f64)]) {
+        for (name, wanted) in expected {
+            let value = self.value(name);
+            assert!((value - wanted).abs() < 1e-9, "{name} is {value}, not {wanted}");
+        }
     }
 }
 

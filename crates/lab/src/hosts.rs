@@ -27,7 +27,6 @@ pub enum Host {
 /// Two hosts; dropping it removes them.
 #[derive(Debug)]
 pub struct Hosts {
-    /// The names of their namespaces.
     names: [String; 2],
 }
 
@@ -60,9 +59,6 @@ impl Hosts {
     }
 
     /// Bytes that the cable has carried, both ways.
-    ///
-    /// # Errors
-    /// [`LabError::Hosts`].
     pub fn carried(&self) -> Result<Bytes, LabError> {
         let words = ["-n", self.name(Host::Near), "-s", "-j", "link", "show", "dev", CABLE];
         let said = command::run("ip", Spawn::new("ip").args(words)).map_err(LabError::Hosts)?;
@@ -72,7 +68,6 @@ impl Hosts {
     }
 
     /// A command that starts a program on `host`.
-    #[must_use]
     pub fn spawn(&self, host: Host, program: &Path) -> Spawn {
         Spawn::new("ip").args(["netns", "exec", self.name(host)]).arg(program)
     }
@@ -99,8 +94,6 @@ const CABLE: &str = "cable";
 const END: Duration = Duration::from_secs(10);
 
 impl Host {
-    /// Its address.
-    #[must_use]
     pub const fn address(self) -> Ipv4Addr {
         match self {
             Self::Near => Ipv4Addr::new(10, 213, 0, 1),

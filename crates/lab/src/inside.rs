@@ -44,9 +44,6 @@ pub(crate) fn equip(mut qemu: Spawn, spec: &MachineSpec, files: &Files) -> Resul
 }
 
 /// Path of Overbook's own program or library of this name: among the others, or installed.
-///
-/// # Errors
-/// When it is in neither place.
 pub(crate) fn built(name: &str) -> Result<PathBuf, LabError> {
     let beside = command::own_program(name)?;
     let installed = PathBuf::from(INSTALLED).join(name);

@@ -33,7 +33,6 @@ struct KeeperOrder {
     machines: Vec<MachineSpec>,
 }
 
-/// The keeper's one answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum KeeperAnswer {
@@ -49,7 +48,6 @@ pub enum Ended {
     Running,
     /// Remains of a crashed lab; they are removed.
     Leftovers,
-    /// Nothing.
     Nothing,
 }
 

@@ -76,25 +76,16 @@ impl Ksm {
     }
 
     /// Stops its scan; merged pages stay merged.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn stop(&self) -> Result<(), LabError> {
         write("run", "0")
     }
 
     /// Resumes its scan.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn go_on(&self) -> Result<(), LabError> {
         write("run", "1")
     }
 
     /// CPU time that its thread has taken since boot, in seconds.
-    ///
-    /// # Errors
-    /// When the thread cannot be found.
     pub fn cpu_s() -> Result<f64, LabError> {
         // Nanoseconds on a CPU, nanoseconds waiting, number of time slices.
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", Self::thread()?))?;
@@ -103,9 +94,6 @@ impl Ksm {
     }
 
     /// Memory that it saves at present, on the whole host.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn saved_mib() -> Result<f64, LabError> {
         Ok(number("pages_sharing")? as f64 / 256.0)
     }
@@ -128,9 +116,6 @@ impl Ksm {
     }
 
     /// Its thread.
-    ///
-    /// # Errors
-    /// When it cannot be found.
     pub fn thread() -> Result<u32, LabError> {
         for process in std::fs::read_dir("/proc")?.flatten() {
             let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
@@ -145,7 +130,6 @@ impl Ksm {
 
 /// A rate of `pages` per millisecond, less the time of the scan itself, in batches with the
 /// kernel's default pause.
-#[must_use]
 pub fn pages_per_ms(pages: u32) -> Rate {
     Rate { pages: pages * DEFAULT.sleep_ms, sleep_ms: DEFAULT.sleep_ms }
 }

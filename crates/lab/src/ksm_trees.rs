@@ -18,7 +18,6 @@ use std::cmp::Ordering;
 /// Comparisons of two pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Comparisons {
-    /// All of them.
     pub all: u64,
     /// Those of two pages that are not equal.
     pub futile: u64,
@@ -28,8 +27,6 @@ pub struct Comparisons {
 }
 
 impl Comparisons {
-    /// The sum of both.
-    #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let Self { all, futile, bytes } = other;
         Self { all: self.all + all, futile: self.futile + futile, bytes: self.bytes + bytes }
@@ -56,7 +53,6 @@ impl Comparisons {
 
 /// Scans these pages `passes` times. Returns the comparisons, the number of pages that are shared
 /// in the end, and the number of their contents.
-#[must_use]
 pub fn scan(pages: &[&[u8]], passes: u32) -> (Comparisons, u64, u64) {
     let mut counted = Comparisons::default();
     let mut stable = Tree::default();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use model::Bytes;
 use serde_json::Value;
+use sys::memory_of::{Overhead, OverheadError};
 use sys::process::{Child, Identity, Signal, Spawn};
 
 use crate::accel::{self, Accel, UP_MARK};
@@ -157,6 +158,12 @@ pub enum LabError {
     /// A QMP command failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
+    /// The kernel does not say something of a process or of the machine.
+    #[error(transparent)]
+    Proc(#[from] sys::procfs::ProcError),
+    /// A QEMU's memory cannot be told from its guest's.
+    #[error(transparent)]
+    Overhead(#[from] OverheadError),
     /// A message between the lab's processes is invalid.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -218,6 +225,16 @@ impl Machine {
     /// Whether its QEMU still runs (it ends when the guest's kernel panics).
     pub fn alive(&self) -> bool {
         self.child.identity().is_alive()
+    }
+
+    /// Fails if it does not run.
+    pub fn ensure_alive(&self) -> Result<(), LabError> {
+        if self.alive() { Ok(()) } else { Err(self.death()) }
+    }
+
+    /// The memory of its QEMU, the guest's apart.
+    pub fn overhead(&self) -> Result<Overhead, LabError> {
+        Ok(Overhead::measure(self.process().pid, &[self.spec.memory_max])?)
     }
 
     /// Time from the start of QEMU until the workload started, at base memory.
@@ -378,6 +395,11 @@ impl Lab {
         &self.machines
     }
 
+    /// Fails if one of them does not run.
+    pub fn ensure_alive(&self) -> Result<(), LabError> {
+        self.machines.iter().try_for_each(Machine::ensure_alive)
+    }
+
     /// The QEMU processes of all machines, in their order.
     pub fn pids(&self) -> Vec<u32> {
         self.machines.iter().map(|machine| machine.process().pid).collect()
@@ -425,9 +447,7 @@ impl Lab {
     ) -> Result<(), LabError> {
         let deadline = Instant::now() + limit;
         while !condition(self)? {
-            if let Some(dead) = self.machines.iter().find(|machine| !machine.alive()) {
-                return Err(dead.death());
-            }
+            self.ensure_alive()?;
             if Instant::now() > deadline {
                 return Err(LabError::Timeout { what: what.to_owned(), limit });
             }

@@ -25,6 +25,7 @@
 //! attack                        neighbours that try to break the isolation of tenants
 //! virtual_host                  an emulated machine with a kernel that has KVM, for the lab
 //! fleet  scenario  recording    guests, experiments, and their record second by second
+//! arms                          an experiment under several set-ups, round after round
 //! figures  report  chart        numbers with their targets, tables and plots
 //! evidence                      claims, their records, and CLAIMS.md
 //! ```
@@ -35,70 +36,74 @@
 //!
 //! **Leaves out.** Machines other than x86_64, distributions other than Debian.
 
+#![expect(unreachable_pub, reason = "in a private module it says the same as `pub(crate)`")]
+
 pub mod accel;
 pub mod alike;
+mod arms;
 pub mod attack;
-pub mod autoballoon;
+mod autoballoon;
+mod background;
 pub mod cache;
-pub mod census;
-pub mod chart;
+mod census;
+mod chart;
 pub mod cli;
 pub mod command;
-pub mod cpio;
+mod cpio;
 pub mod daemon;
 pub mod debian;
 pub mod etcd;
-pub mod evidence;
-pub mod figures;
+mod evidence;
+mod figures;
 pub mod fleet;
-pub mod hosts;
+mod hosts;
 pub mod image;
-pub mod inside;
-pub mod interrupt;
-pub mod keeper;
-pub mod kim;
+mod inside;
+mod interrupt;
+mod keeper;
+mod kim;
 pub mod ksm;
-pub mod ksm_trees;
+mod ksm_trees;
 pub mod lab;
-pub mod lives;
+mod lives;
 pub mod machine;
-pub mod meb;
+mod meb;
 pub mod memory_group;
 pub mod merger;
-pub mod metrics;
+mod metrics;
 mod nbd_load;
 mod nbd_servers;
-pub mod overload;
+mod overload;
 pub mod packages;
 mod page;
-pub mod pinning;
-pub mod pool;
+mod pinning;
+mod pool;
 mod program;
 pub mod qemu;
 pub mod qmp;
-pub mod random;
-pub mod recording;
+mod random;
+mod recording;
 pub mod remote_swap;
-pub mod report;
+mod report;
 pub mod scenario;
-pub mod slab;
-pub mod slow_disk;
-pub mod small_host;
-pub mod smd;
-pub mod soak;
-pub mod sources;
-pub mod state;
-pub mod status;
+mod slab;
+mod slow_disk;
+mod small_host;
+mod smd;
+mod soak;
+mod sources;
+mod state;
+mod status;
 pub mod steps;
 pub mod stress;
-pub mod swap_file;
+mod swap_file;
 pub mod takeover;
-pub mod threads;
+mod threads;
 pub mod truth;
 pub mod virtual_host;
-pub mod worker_process;
+mod worker_process;
 pub mod zram;
-pub mod zswap;
+mod zswap;
 
 pub use lab::{Lab, LabError, Machine, Provisions};
 pub use machine::MachineSpec;

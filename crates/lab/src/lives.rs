@@ -16,9 +16,6 @@ const REST_MS: (u64, u64) = (200, 1_500);
 
 /// Starts and kills workers for `length`, and returns the last report of each. `beside` is called
 /// for each guest after each order.
-///
-/// # Errors
-/// When a guest dies, or the user interrupts.
 pub fn run(
     lab: &Lab,
     length: Duration,
@@ -27,23 +24,18 @@ pub fn run(
     mut order: impl FnMut(&mut Random) -> Wanted,
     mut beside: impl FnMut(&Machine, &mut Random) -> Result<(), LabError>,
 ) -> Result<Vec<Report>, LabError> {
-    let between = |(least, most): (u64, u64), random: &mut Random| {
-        Duration::from_millis(random.between(least, most))
-    };
     let mut last_words = Vec::new();
     let until = Instant::now() + length;
     while Instant::now() < until {
         let mut worker = start()?;
-        let end = (Instant::now() + between(LIFE_MS, random)).min(until);
+        let end = (Instant::now() + random.millis(LIFE_MS)).min(until);
         while Instant::now() < end {
             worker.order(lab, order(random))?;
             for machine in lab.machines() {
-                if !machine.alive() {
-                    return Err(machine.death());
-                }
+                machine.ensure_alive()?;
                 beside(machine, random)?;
             }
-            interrupt::sleep(between(REST_MS, random))?;
+            interrupt::sleep(random.millis(REST_MS))?;
         }
         last_words.push(worker.report().unwrap_or_default());
         worker.kill()?;

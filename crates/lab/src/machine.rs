@@ -182,10 +182,42 @@ impl MachineSpec {
         }
     }
 
+    /// The same guest with a balloon that may give it up to `max`.
+    pub fn up_to(self, max: Bytes) -> Self {
+        Self { memory_max: max, ..self }
+    }
+
+    /// The same guest with a seed that is greater by `number`.
+    pub fn seeded(self, number: u64) -> Self {
+        Self { seed: self.seed + number, ..self }
+    }
+
+    /// The same guest with the shim, or without it.
+    pub fn with_shim(self, shim: bool) -> Self {
+        Self { shim, ..self }
+    }
+
+    /// The same guest in this memory cgroup.
+    pub fn in_cgroup(self, dir: &Path) -> Self {
+        Self { cgroup: Some(dir.to_owned()), ..self }
+    }
+
+    /// The same guest on these CPUs; none: on any.
+    pub fn on_cpus(self, cpus: Vec<usize>) -> Self {
+        Self { cpus, ..self }
+    }
+
     /// The same guest with a swap disk of `size`, throttled to `iops` operations per second.
     pub fn with_swap(mut self, size: Bytes, iops: Option<u32>) -> Self {
         self.swap = Some(Swap { size, iops });
         self
+    }
+
+    /// The same guest with two vCPUs and a data disk that QEMU reads past the host's page cache, by
+    /// native asynchronous I/O or by threads.
+    pub fn with_direct_disk(self, size: Bytes, native: bool, iops: u32) -> Self {
+        let (data_disk, data_direct) = (Some(size), Some(Direct { native, iops }));
+        Self { vcpus: 2, data_disk, data_direct, ..self }
     }
 
     /// The same guest with further QEMU options (words separated by blanks).

@@ -51,23 +51,16 @@ impl MemoryGroup {
     }
 
     /// Its directory, for [`MachineSpec::cgroup`](crate::MachineSpec).
-    #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Moves a process into it; memory that the process takes from now on counts here.
-    ///
-    /// # Errors
-    /// When there is no such process.
     pub fn take_in(&self, pid: u32) -> Result<(), LabError> {
         Ok(fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
     }
 
     /// Sets its limit. The kernel reclaims memory above the limit before this returns, if it can.
-    ///
-    /// # Errors
-    /// When the kernel cannot reclaim enough.
     pub fn set_limit(&self, limit: Bytes) -> Result<(), LabError> {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), limit.0.to_string())?)
     }
@@ -83,9 +76,6 @@ impl MemoryGroup {
     /// Has the kernel reclaim memory above `limit` once, if it can. The group may use more
     /// afterwards: under a lasting limit, the kernel kills a process when it finds nothing to
     /// reclaim.
-    ///
-    /// # Errors
-    /// When the kernel refuses to lift the limit.
     pub fn reclaim_to(&self, limit: Bytes) -> Result<(), LabError> {
         let file = self.file("memory.limit_in_bytes", "memory.high");
         // An error means that the kernel could not reclaim everything in time.
@@ -109,9 +99,6 @@ impl MemoryGroup {
     }
 
     /// Lifts the limit.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn set_unlimited(&self) -> Result<(), LabError> {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), self.unlimited())?)
     }
@@ -121,9 +108,6 @@ impl MemoryGroup {
     }
 
     /// Its memory, including page cache and kernel memory.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn usage(&self) -> Result<Bytes, LabError> {
         let text = fs::read_to_string(self.file("memory.usage_in_bytes", "memory.current"))?;
         let bytes = text.trim().parse().map_err(io::Error::other)?;
@@ -132,9 +116,6 @@ impl MemoryGroup {
 
     /// Anonymous memory that no process has mapped: it was read ahead from swap, or is about to
     /// be swapped out.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn unmapped(&self) -> Result<Bytes, LabError> {
         let text = fs::read_to_string(self.dir.join("memory.stat"))?;
         let mapped = if self.version == Version::V1 { "rss" } else { "anon" };

@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::PagesPerMs;
@@ -12,6 +11,8 @@ use pages::dedup::KnownPages;
 use sys::process::Identity;
 use worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 
+use crate::background::{Background, Stop};
+use crate::ksm::Ksm;
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
 
@@ -22,17 +23,43 @@ const GROUP: &str = "lab";
 /// No limit to the rate.
 const FLAT_OUT: u32 = u32::MAX;
 
+/// Guests' memory that is worth merging: [`SAME_MB`] are the same in all, as much is their own,
+/// and the rest is zero.
+pub const COPIES: &str = "copies --same-mb 60 --own-mb 60 --zero-mb 20";
+/// The part that is the same.
+pub const SAME_MB: u32 = 60;
+/// All of it.
+pub const COPIES_MB: u32 = 140;
+
+/// Merging by either of the two, until it is dropped.
+#[derive(Debug)]
+pub enum Merging {
+    /// The worker's engine.
+    Ours(Merger),
+    /// The kernel.
+    Kernel(Ksm),
+}
+
+impl Merging {
+    /// Memory that Overbook's pool takes.
+    pub fn pool_mib(&self) -> f64 {
+        match self {
+            Self::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
+            Self::Kernel(_) => 0.0,
+        }
+    }
+}
+
 /// Merging that goes on until it is stopped; what is merged stays merged.
 #[derive(Debug)]
 pub struct Merger {
     told: Arc<Told>,
-    thread: Option<JoinHandle<Vec<Reading>>>,
+    thread: Background<Vec<Reading>>,
 }
 
 /// State that both sides share.
 #[derive(Debug, Default)]
 struct Told {
-    stop: AtomicBool,
     rate: AtomicU32,
     cpu_ns: AtomicU64,
     pool_bytes: AtomicU64,
@@ -43,9 +70,6 @@ struct Told {
 impl Merger {
     /// Merges identical pages of these QEMU processes, at `pages_per_ms` or (`None`) without a
     /// limit. `tracking`: also tracks them, at this share of a vCPU.
-    ///
-    /// # Errors
-    /// When the system has no thread for it.
     pub fn start(
         pids: &[u32],
         pages_per_ms: Option<u32>,
@@ -55,9 +79,6 @@ impl Merger {
     }
 
     /// Same as [`Self::start`], for pages that are known before the guests run.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_knowing(
         pids: &[u32],
         pages_per_ms: Option<u32>,
@@ -70,9 +91,6 @@ impl Merger {
 
     /// The same with a hash under which most pages collide: it has 4096 values, spread over the
     /// index.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_colliding(pids: &[u32]) -> Result<Self, LabError> {
         // Times 2^64 over the golden ratio: values that differ only in their low bits would fall
         // into one bucket.
@@ -96,12 +114,12 @@ impl Merger {
         let mut vms: Vec<Tracked> =
             processes.iter().map(|it| Tracked::new(*it, Settings::new(mode))).collect();
         let (ours, pids) = (Arc::clone(&told), pids.to_vec());
-        let work = move || {
+        let work = move |stop: &Stop| {
             let readings = |dedup: &Dedup| {
                 pids.iter().filter_map(|pid| Some(dedup.reading(*pid)?.value)).collect()
             };
             let mut step = Instant::now();
-            while !ours.stop.load(Ordering::Relaxed) {
+            while !stop.is_given() {
                 let now = Instant::now();
                 if now >= step {
                     step = now + STEP;
@@ -126,8 +144,7 @@ impl Merger {
             }
             readings(&dedup)
         };
-        let thread = std::thread::Builder::new().name("merger".to_owned()).spawn(work)?;
-        Ok(Self { told, thread: Some(thread) })
+        Ok(Self { told, thread: Background::start("merger", work)? })
     }
 
     /// Changes the rate from now on.
@@ -136,44 +153,26 @@ impl Merger {
     }
 
     /// CPU time that it has taken, in seconds, without the shims' CPU time.
-    #[must_use]
     pub fn cpu_s(&self) -> f64 {
         self.told.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
     }
 
     /// Memory that the pool takes.
-    #[must_use]
     pub fn pool_bytes(&self) -> u64 {
         self.told.pool_bytes.load(Ordering::Relaxed)
     }
 
     /// Its present knowledge of each VM.
-    #[must_use]
     pub fn readings(&self) -> Vec<Reading> {
         self.told.is_asked.store(true, Ordering::Release);
-        while self.told.is_asked.load(Ordering::Acquire) && !self.has_ended() {
+        while self.told.is_asked.load(Ordering::Acquire) && !self.thread.has_ended() {
             std::thread::sleep(SLICE);
         }
         self.told.readings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
     /// Ends it; returns its last knowledge of each VM.
-    #[must_use]
-    pub fn stop(mut self) -> Vec<Reading> {
-        self.told.stop.store(true, Ordering::Relaxed);
-        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
-    }
-}
-
-impl Drop for Merger {
-    fn drop(&mut self) {
-        self.told.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+    pub fn stop(self) -> Vec<Reading> {
+        self.thread.stop().unwrap_or_default()
     }
 }

@@ -8,11 +8,12 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
+
+use crate::background::Background;
 
 /// Polling interval of the files, which is the error of a time stamp.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -45,32 +46,20 @@ impl Newest {
 /// The thread that follows the files; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Follower {
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    _thread: Background<()>,
 }
 
 impl Follower {
     /// Follows each file, which need not exist yet, into its newest sample.
     pub fn start(files: Vec<(PathBuf, Newest)>) -> std::io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
         let mut tails: Vec<Tail> = files.into_iter().map(|(p, s)| Tail::new(p, s)).collect();
-        let thread = std::thread::Builder::new().name("metrics".into()).spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
+        let thread = Background::start("metrics", move |stop| {
+            while !stop.is_given() {
                 tails.iter_mut().for_each(Tail::advance);
                 std::thread::sleep(PERIOD);
             }
         })?;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        Ok(Self { _thread: thread })
     }
 }
 

@@ -242,9 +242,6 @@ pub(crate) fn free_port() -> io::Result<SocketAddr> {
 
 /// Writes certificates of a new authority, under the file names that all three servers expect,
 /// for this host and for `address`.
-///
-/// # Errors
-/// A file cannot be written.
 pub fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
     let authority = dir.join("pki");
     let addresses = ["localhost".to_owned(), address.to_string()];

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::hosts::Hosts;
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
-use crate::machine::{Files, MachineSpec};
+use crate::machine::Files;
 use crate::metrics::{Follower, Newest};
 use crate::pool::{CONTROLLER, HOSTS, HostPool, PoolSettings};
 use crate::qmp::QmpLine;
@@ -68,7 +68,6 @@ pub struct Threshold {
     pub sustained: u32,
 }
 
-/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct OverloadSample {
     /// Requests that were answered from shortly before the burst until shortly after it.
@@ -85,6 +84,13 @@ pub struct OverloadSample {
     pub moved: bool,
     /// Answers per second, over the seconds since the start.
     pub rates: Vec<(f64, f64)>,
+}
+
+impl OverloadSample {
+    /// How often the guest changed hosts, in one burst.
+    pub fn moves(&self) -> f64 {
+        f64::from(u8::from(self.moved))
+    }
 }
 
 const GUEST: &str = "web";
@@ -114,16 +120,11 @@ const POLL: Duration = Duration::from_millis(50);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Requests that clients send in the measured time.
-#[must_use]
 pub fn asked(burst: Duration) -> f64 {
     let (calm, burst) = ((BEFORE + AFTER).as_secs_f64(), burst.as_secs_f64());
     f64::from(RATE) * (calm + FACTOR * burst)
 }
 
-/// Runs one burst.
-///
-/// # Errors
-/// Errors of the lab.
 pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<OverloadSample, LabError> {
     context.make_dir()?;
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
@@ -150,10 +151,7 @@ pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Overloa
         "web --rate {RATE} --mb {CALM_MB} --burst {FACTOR}:{on}:{off} --burst-mb {BURST_MB}"
     );
     let given = if remedy == Remedy::Memory { PROMISED } else { GIVEN };
-    let guest = MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(GUEST, "pool", given, PROMISED, &load)
-    };
+    let guest = context.guest(GUEST, "pool", given, &load).up_to(PROMISED);
     let mut lab = Lab::start(&near, &context.provisions, &[swap.given_to(guest)])?;
     lab.wait_for("the guest to be open", LIMIT, |lab| {
         let newest = lab.machine(GUEST)?.last_metric();
@@ -226,7 +224,6 @@ fn pool(
 /// A line of the guest's report.
 #[derive(Clone, Copy, Default)]
 struct OverloadRow {
-    /// Seconds since the start.
     at: f64,
     answered: f64,
     dropped: f64,
@@ -320,7 +317,6 @@ impl OverloadWatch {
             self.disk.pop_front();
         }
         let (since, before) = self.disk[0];
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = (pages - before) as f64 / (now - since).as_secs_f64().max(1e-3);
         let is_overloaded = now - since >= SECOND && rate > PAGES_PER_S;
         if is_overloaded && self.begun.elapsed() >= OFF.saturating_sub(BEFORE) {

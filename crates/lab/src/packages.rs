@@ -252,7 +252,6 @@ impl Unpacked {
     }
 
     /// The packages that were unpacked into `root`.
-    #[must_use]
     pub fn at(root: &Path) -> Self {
         Self(root.to_owned())
     }

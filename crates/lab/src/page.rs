@@ -34,9 +34,6 @@ const STYLE: &str = "\
 
 /// Writes `<scenario>.html`, and the first plot as `<scenario>.svg`, into `dir`. `table`: text
 /// above the figures.
-///
-/// # Errors
-/// When a file cannot be written.
 pub(crate) fn write(
     dir: &Path,
     figures: &Figures,

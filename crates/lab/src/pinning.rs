@@ -8,9 +8,6 @@ use sys::process::{Identity, children_of};
 use crate::lab::LabError;
 
 /// Runs `start` on this CPU; the threads that it starts stay there.
-///
-/// # Errors
-/// When there is no such CPU, and the errors of `start`.
 pub fn on_cpu<T: Send>(
     cpu: usize,
     start: impl FnOnce() -> Result<T, LabError> + Send,
@@ -24,9 +21,6 @@ pub fn on_cpu<T: Send>(
 }
 
 /// Moves this thread to these CPUs; if there are none, it stays where it runs.
-///
-/// # Errors
-/// When there are no such CPUs.
 pub fn this_thread(cpus: &[usize]) -> std::io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
@@ -38,9 +32,6 @@ pub fn this_thread(cpus: &[usize]) -> std::io::Result<()> {
 
 /// Gives a process and its children the weight on their CPU that a service has with
 /// `CPUWeight=1000`.
-///
-/// # Errors
-/// When it has ended.
 pub fn weigh_as_a_service(process: Identity) -> std::io::Result<()> {
     /// The nice level with ten times the default weight.
     const NICE: i32 = -10;

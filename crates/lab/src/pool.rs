@@ -32,10 +32,8 @@ pub const HOSTS: [&str; 2] = ["a", "b"];
 pub const CONTROLLER: usize = 2;
 const END: Duration = Duration::from_secs(5);
 
-/// The hosts' configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolSettings<'a> {
-    /// The guest.
     pub guest: &'a str,
     /// Memory that it was given.
     pub given: Bytes,
@@ -55,7 +53,6 @@ pub struct PoolSettings<'a> {
 pub struct HostPool {
     /// The directories of the hosts' files.
     pub dirs: [PathBuf; 2],
-    /// The members of etcd.
     pub members: Members,
     guest: String,
     store: Arc<dyn Store>,
@@ -69,9 +66,6 @@ pub struct HostPool {
 impl HostPool {
     /// The host of this lab's guest, and another one with its files in `far`, which is emptied.
     /// Neither daemon runs yet.
-    ///
-    /// # Errors
-    /// A program is missing, or the kernel's error.
     pub fn new(lab: &Lab, far: &Path, settings: &PoolSettings<'_>) -> Result<Self, LabError> {
         let (near, guest) = (lab.dir(), lab.machine(settings.guest)?);
         guest.hang_up();
@@ -94,9 +88,6 @@ impl HostPool {
     }
 
     /// Starts one of the two daemons, or the controller.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn start(&mut self, which: usize) -> Result<(), LabError> {
         let (dir, command, log) = match self.dirs.get(which) {
             Some(dir) => (dir, "daemon", dir.join("log/daemon")),
@@ -110,9 +101,6 @@ impl HostPool {
     }
 
     /// Kills one of them.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn kill(&mut self, which: usize) -> Result<(), LabError> {
         if let Some(mut child) = self.processes[which].take() {
             child.signal(Signal::KILL)?;
@@ -122,9 +110,6 @@ impl HostPool {
     }
 
     /// Kills the worker processes of a host's daemon; the daemon starts them again.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn kill_worker(&self, host: usize) -> Result<(), LabError> {
         let Some(daemon) = &self.processes[host] else { return Ok(()) };
         for worker in children_of(daemon.identity().pid)? {
@@ -135,7 +120,6 @@ impl HostPool {
     }
 
     /// Whether the guest runs in a QEMU of this host.
-    #[must_use]
     pub fn runs(&self, host: usize) -> bool {
         let line = QmpLine::new(&Files::new(&self.dirs[host], &self.guest).lab_socket);
         let status = line.with(|qmp| qmp.execute("query-status", json!({})));
@@ -143,31 +127,21 @@ impl HostPool {
     }
 
     /// The whole content of the store.
-    ///
-    /// # Errors
-    /// The store's error.
     pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
         self.runtime.block_on(self.store.read(""))
     }
 
     /// The same as records; `None`: the store does not answer.
-    #[must_use]
     pub fn records(&self) -> Option<Records> {
         self.snapshot().ok().map(|snapshot| Records::of(&snapshot))
     }
 
     /// Acquires the controller's right to write to the store ([`WriterLease`]), if it is free.
-    ///
-    /// # Errors
-    /// The store's error.
     pub fn sit(&self) -> Result<Option<WriterLease>, StoreError> {
         self.runtime.block_on(self.store.sit(cluster::records::CONTROLLER_SEAT, "lab"))
     }
 
     /// Writes a decision.
-    ///
-    /// # Errors
-    /// The store's error.
     pub fn write(&self, seat: &WriterLease, change: Change) -> Result<(), StoreError> {
         self.runtime.block_on(async {
             self.store.stay(seat).await?;

@@ -17,7 +17,6 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts it.
     pub(crate) fn start() -> Result<Self, LabError> {
         let ((stdin, commands), (answers, stdout)) = (std::io::pipe()?, std::io::pipe()?);
         let child = Spawn::new(built("overbook-shim-stand-in")?)

@@ -1,14 +1,18 @@
 //! Random numbers from a seed, so that an experiment can be repeated (SplitMix64, Steele 2014).
 
-/// A sequence of random numbers.
+use std::time::Duration;
+
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence for this seed.
-    #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// A time between these numbers of milliseconds.
+    pub const fn millis(&mut self, (least, most): (u64, u64)) -> Duration {
+        Duration::from_millis(self.between(least, most))
     }
 
     /// A number from `least` to `most`, both included; the bias of the remainder does not matter

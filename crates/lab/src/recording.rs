@@ -20,7 +20,6 @@ use crate::lab::{Lab, LabError, Machine};
 /// A workload reports every second. It is silent if its last report is older than this.
 const SILENT_AFTER_S: f64 = 1.5;
 
-/// One guest in one second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moment {
     /// Seconds since the recording began.
@@ -46,7 +45,6 @@ pub struct RecordingProgress {
     pub ops: u64,
 }
 
-/// All that was recorded.
 #[derive(Debug)]
 pub struct Recording {
     began: Instant,
@@ -58,13 +56,11 @@ pub struct Recording {
 
 impl Recording {
     /// An empty recording, which begins now.
-    #[must_use]
     pub fn begin() -> Self {
         Self { began: Instant::now(), guests: BTreeMap::new(), phases: Vec::new() }
     }
 
     /// Seconds since the beginning.
-    #[must_use]
     pub fn now_s(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
@@ -78,9 +74,6 @@ impl Recording {
 
     /// Records every second for `length`. `case` returns the daemon's latest tick, or `None` when
     /// there is none.
-    ///
-    /// # Errors
-    /// When a guest dies, `case` fails, or the user interrupts.
     pub fn record(
         &mut self,
         lab: &Lab,
@@ -92,9 +85,7 @@ impl Recording {
             let next = Instant::now() + Duration::from_secs(1);
             let case = case()?;
             for machine in lab.machines() {
-                if !machine.alive() {
-                    return Err(machine.death());
-                }
+                machine.ensure_alive()?;
                 let moment = self.moment(machine, case.as_ref());
                 self.guests.entry(machine.spec().name.clone()).or_default().push(moment);
             }
@@ -111,7 +102,6 @@ impl Recording {
 
     /// Operations per second of `guest` over that whole time, by its own count; NaN when it did
     /// not report. A silence does not stop the clock: it counts as time without work.
-    #[must_use]
     pub fn rate(&self, guest: &str, from_s: f64, until_s: f64) -> f64 {
         let moments = self.between(guest, from_s, until_s);
         let mut seen = moments.filter_map(|moment| Some((moment.at_s, moment.progress?)));
@@ -120,7 +110,6 @@ impl Recording {
         };
         let seconds = last.at_s.max(now_s - SILENT_AFTER_S) - first.at_s;
         match last.ops.checked_sub(first.ops) {
-            #[expect(clippy::cast_precision_loss, reason = "nobody counts to 2^53")]
             Some(ops) if seconds > 0.0 => ops as f64 / seconds,
             _ => f64::NAN,
         }
@@ -147,7 +136,6 @@ impl Recording {
 
 /// The median of the values; NaN when there are none, or when one of them is NaN: a middle of the
 /// rest would say more than was measured.
-#[must_use]
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -159,16 +147,21 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
+/// The mean of the values; NaN when there are none, or when one of them is NaN.
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let add = |(sum, count), value| (sum + value, count + 1.0);
+    let (sum, count) = values.into_iter().fold((0.0, 0.0), add);
+    sum / count
+}
+
 /// The ends of a list of numbers. Each is NaN when there are none, or when one of them is not
 /// finite: an extreme of the rest would say more than was measured.
 pub trait Extremes: Iterator<Item = f64> + Sized {
-    /// The greatest.
     fn largest(self) -> f64 {
         let known: Option<Vec<f64>> = self.map(|it| it.is_finite().then_some(it)).collect();
         known.into_iter().flatten().reduce(f64::max).unwrap_or(f64::NAN)
     }
 
-    /// The least.
     fn smallest(self) -> f64 {
         -self.map(|value| -value).largest()
     }

@@ -54,17 +54,11 @@ pub struct RemoteSwap {
 
 impl RemoteSwap {
     /// Starts the processes that the disk needs, in `dir`.
-    ///
-    /// # Errors
-    /// When a program is missing or a file cannot be written.
     pub fn start(dir: &Path, guest: &str, disk: Disk) -> Result<Self, LabError> {
         Self::start_on(None, dir, guest, disk)
     }
 
     /// Same as [`Self::start`], with the repository on another host, behind TLS.
-    ///
-    /// # Errors
-    /// As for [`Self::start`].
     pub fn start_apart(
         hosts: Hosts,
         dir: &Path,
@@ -102,26 +96,22 @@ impl RemoteSwap {
     }
 
     /// The socket that serves the disk, and its export's name.
-    #[must_use]
     pub fn export(&self) -> (PathBuf, &'static str) {
         (self.dir.join("disks").join(format!("{DISK}.sock")), DISK)
     }
 
     /// The file that holds its content.
-    #[must_use]
     pub fn file(dir: &Path) -> PathBuf {
         dir.join("file")
     }
 
     /// The guest, with this as its swap disk.
-    #[must_use]
     pub fn given_to(&self, guest: MachineSpec) -> MachineSpec {
         let (socket, name) = self.export();
         MachineSpec { swap_nbd: Some((socket, name.to_owned())), ..guest }
     }
 
     /// The guest, with this as its data disk.
-    #[must_use]
     pub fn given_as_data(&self, guest: MachineSpec) -> MachineSpec {
         let (socket, name) = self.export();
         MachineSpec { data_nbd: Some((socket, name.to_owned())), ..guest }
@@ -129,9 +119,6 @@ impl RemoteSwap {
 
     /// Makes the disk, and the process that serves it, known to the daemon that is started for
     /// these guests.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn make_known(&self, lab: &Lab) -> Result<(), LabError> {
         let drop_ins = lab.dir().join("etc").join("overbook.d");
         fs::create_dir_all(&drop_ins)?;
@@ -147,9 +134,6 @@ impl RemoteSwap {
     }
 
     /// Starts, or starts again, the repository.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn start_repository(&mut self) -> Result<(), LabError> {
         let memory = format!("{}B", self.disk.lent.0);
         let spawn = self.program(Host::Far)?.arg("repository").arg("--memory").arg(memory);
@@ -183,7 +167,6 @@ impl RemoteSwap {
     }
 
     /// The process that holds the disk's socket; `None`: it was not started.
-    #[must_use]
     pub fn keeper(&self) -> Option<Identity> {
         self.disks.as_ref().map(Child::identity)
     }
@@ -194,9 +177,6 @@ impl RemoteSwap {
 
     /// Kills the process that serves the disk, after an upgrade has removed its program's file;
     /// its keeper starts it again.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn kill_disks(&mut self) -> Result<(), LabError> {
         let Some(keeper) = &self.disks else { return Ok(()) };
         if self.own_program().is_file() {
@@ -210,17 +190,11 @@ impl RemoteSwap {
     }
 
     /// Kills the repository.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn kill_repository(&mut self) -> Result<(), LabError> {
         kill(self.repository.take())
     }
 
     /// Simulates a dead network to the repository: it does not answer, and no connection breaks.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn silence_repository(&mut self, is_silent: bool) -> Result<(), LabError> {
         if let Some(repository) = &mut self.repository {
             repository.signal(if is_silent { Signal::STOP } else { Signal::CONT })?;
@@ -229,23 +203,16 @@ impl RemoteSwap {
     }
 
     /// Data sent to the repository and received from it; zero if it is on this host.
-    ///
-    /// # Errors
-    /// [`LabError::Hosts`].
     pub fn carried(&self) -> Result<Bytes, LabError> {
         self.hosts.as_ref().map_or(Ok(Bytes::ZERO), Hosts::carried)
     }
 
     /// The disk's status; `None`: no process answers.
-    #[must_use]
     pub fn status(&self) -> Option<DiskReading> {
         self.ask()?.disks.remove(DISK)
     }
 
     /// Waits until its repository is connected.
-    ///
-    /// # Errors
-    /// When it is not in time, or the user interrupts.
     pub fn wait_until_connected(&self) -> Result<(), LabError> {
         let connected = || self.status()?.repositories.map(|found| found.connected > 0);
         let end = Instant::now() + CONNECT_LIMIT;
@@ -259,7 +226,6 @@ impl RemoteSwap {
     }
 
     /// The status of its group's cache; `None`: there is no cache, or no process answers.
-    #[must_use]
     pub fn cache(&self) -> Option<CacheReading> {
         self.ask()?.cache
     }
@@ -274,9 +240,6 @@ impl RemoteSwap {
     }
 
     /// Ends both processes, which must outlive the guest, and removes their files.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn end(mut self) -> Result<(), LabError> {
         self.end_programs()?;
         Ok(fs::remove_dir_all(&self.dir)?)
@@ -300,8 +263,6 @@ impl Drop for RemoteSwap {
 }
 
 /// The share of reads between two readings of a disk that a repository answered.
-#[must_use]
-#[expect(clippy::cast_precision_loss, reason = "a share")]
 pub fn near_share(before: &DiskReading, after: &DiskReading) -> f64 {
     let of = |reading: &DiskReading| reading.repositories.unwrap_or_default();
     let (before, after) = (of(before), of(after));

@@ -15,7 +15,6 @@ use crate::recording::{Moment, Recording};
 pub struct Row {
     /// Its name.
     pub guest: String,
-    /// Its workload.
     pub workload: String,
     /// Memory that it had, at the end of each phase.
     pub memory: [Option<Bytes>; 2],
@@ -31,7 +30,6 @@ const HEAD: [&str; 7] =
     ["guest", "workload", "memory", "on the host", "swap/s", "operations/s", "ratio"];
 
 /// The table; each cell shows `observe -> enforce`.
-#[must_use]
 pub fn table(rows: &[Row]) -> String {
     let lines: Vec<[String; 7]> =
         std::iter::once(HEAD.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
@@ -84,18 +82,10 @@ fn count(value: f64) -> String {
 pub enum ReportError {
     /// The file cannot be written.
     #[error("{path}: {error}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        error: std::io::Error,
-    },
+    Write { path: PathBuf, error: std::io::Error },
 }
 
 /// Writes `<scenario>.html`, and its first plot as `<scenario>.svg`, into `dir`.
-///
-/// # Errors
-/// When a file cannot be written.
 pub fn write(
     dir: &Path,
     figures: &Figures,
@@ -111,9 +101,8 @@ pub fn write(
 }
 
 fn lines(recording: &Recording, value: impl Fn(&Moment) -> Option<f64>) -> Vec<Line> {
-    let line = |(guest, moments): (&String, &Vec<Moment>)| Line {
-        name: guest.clone(),
-        points: moments.iter().filter_map(|m| Some((m.at_s, value(m)?))).collect(),
+    let line = |(guest, moments): (&String, &Vec<Moment>)| {
+        Line::new(guest, moments.iter().filter_map(|m| Some((m.at_s, value(m)?))))
     };
     recording.guests.iter().map(line).collect()
 }

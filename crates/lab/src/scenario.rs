@@ -1,8 +1,8 @@
 //! Scenarios: experiments on real guests that end in figures with targets.
 //!
-//! A scenario is one file with one function and one line in [`SCENARIOS`]. It gets a [`Context`],
-//! runs its own [`Lab`](crate::Lab) and removes all that it made on every path. Every loop polls
-//! [`interrupted`](crate::interrupt::interrupted) (the lab's own waits do).
+//! A scenario is one file with one function and one line in [`SCENARIOS`]. It begins with the names
+//! of `prelude`. It gets a [`Context`], runs its own [`Lab`] and removes all that it made on every
+//! path. Every loop polls [`interrupted`](crate::interrupt::interrupted) (the lab's own waits do).
 
 mod attached_accuracy;
 mod attached_kvm;
@@ -70,12 +70,41 @@ mod truth;
 mod walls;
 mod worker_kill;
 
+/// The names that most scenarios use.
+mod prelude {
+    pub(super) use std::time::{Duration, Instant};
+
+    pub(super) use model::{Bytes, Mode};
+    pub(super) use sys::memory_of::{Counters, Overhead};
+
+    pub(super) use super::{Context, Scenario, measured};
+    pub(super) use crate::arms::{Arms, Order, across, geometric_mean};
+    pub(super) use crate::chart::{Chart, Line};
+    pub(super) use crate::daemon::{Daemon, DaemonSettings, Overbooked};
+    pub(super) use crate::evidence::claim::claims;
+    pub(super) use crate::figures::{Figure, Figures, Target};
+    pub(super) use crate::lab::{Lab, LabError, Machine};
+    pub(super) use crate::machine::MachineSpec;
+    pub(super) use crate::meb::page::Page;
+    pub(super) use crate::meb::pairs::{Median, Pairs};
+    pub(super) use crate::meb::progress;
+    pub(super) use crate::memory_group::MemoryGroup;
+    pub(super) use crate::random::Random;
+    pub(super) use crate::recording::{Extremes, mean, median};
+    pub(super) use crate::worker_process::{Wanted, WorkerProcess};
+    pub(super) use crate::zram::Zram;
+    pub(super) use crate::{fleet, interrupt};
+}
+
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
+use model::Bytes;
+
 use crate::evidence::claim::Claim;
 use crate::figures::Figures;
-use crate::lab::{LabError, Provisions};
+use crate::lab::{Lab, LabError, Provisions};
+use crate::machine::MachineSpec;
 
 /// The parameters of a scenario's run.
 #[derive(Debug)]
@@ -96,9 +125,6 @@ pub struct Context {
 impl Context {
     /// Makes its state directory, closed to other users, for a scenario that keeps more than a
     /// lab there.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn make_dir(&self) -> std::io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
@@ -106,6 +132,16 @@ impl Context {
     /// An empty set of figures, with the machine that the scenario runs on.
     pub fn figures(&self, scenario: &str, runs: u32) -> Figures {
         Figures::new(scenario, self.machine(), self.seed, runs)
+    }
+
+    /// A guest that has all its memory from the beginning, and the scenario's seed.
+    pub fn guest(&self, name: &str, group: &str, memory: Bytes, workload: &str) -> MachineSpec {
+        MachineSpec { seed: self.seed, ..MachineSpec::new(name, group, memory, memory, workload) }
+    }
+
+    /// Starts these guests, and returns when all are up.
+    pub fn start(&self, guests: impl IntoIterator<Item = MachineSpec>) -> Result<Lab, LabError> {
+        Lab::start(&self.dir, &self.provisions, &guests.into_iter().collect::<Vec<_>>())
     }
 
     /// Prints progress for the user.
@@ -132,14 +168,10 @@ pub struct Scenario {
     pub name: &'static str,
     /// Its purpose, in one line.
     pub summary: &'static str,
-    /// Its own source: `file!()`.
-    pub file: &'static str,
-    /// The files and directories that it measures.
+    /// Its own source (`file!()`), and the files and directories that it measures.
     pub measures: &'static [&'static [&'static str]],
     /// Its claims, and figures that are told.
     pub claims: &'static [Claim],
-    /// How often it runs for a record.
-    pub rounds: u32,
     /// Runs it.
     pub run: fn(&Context) -> Result<Figures, LabError>,
 }
@@ -147,8 +179,7 @@ pub struct Scenario {
 impl Scenario {
     /// All sources whose change makes its record stale.
     pub fn sources(&self) -> impl Iterator<Item = &'static str> {
-        let measured = self.measures.iter().copied().flatten().copied();
-        std::iter::once(self.file).chain(measured)
+        self.measures.iter().copied().flatten().copied()
     }
 }
 

@@ -32,14 +32,11 @@ impl Objects {
         Ok(Self { count: field("objects")?, each: slab / field("objs_per_slab")? })
     }
 
-    /// The growth of their number.
-    #[must_use]
     pub fn more_than(self, before: Self) -> f64 {
         self.count - before.count
     }
 
     /// Memory of the objects that were added.
-    #[must_use]
     pub fn growth_bytes(self, before: Self) -> f64 {
         self.more_than(before) * self.each
     }

@@ -45,18 +45,12 @@ impl SlowDisk {
     }
 
     /// Changes the reads per second of all processes in it together.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn set_rate(&self, reads_per_s: u32) -> Result<(), LabError> {
         let rule = format!("{} {reads_per_s}", self.device);
         Ok(fs::write(self.dir.join("blkio.throttle.read_iops_device"), rule)?)
     }
 
     /// Moves this process into it.
-    ///
-    /// # Errors
-    /// When there is no such process.
     pub fn take_in(&self, pid: u32) -> Result<(), LabError> {
         Ok(fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
     }

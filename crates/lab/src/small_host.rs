@@ -14,14 +14,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use model::Bytes;
 use sys::memory_of::{Counters, Overhead};
 
+use crate::background::Background;
 use crate::lab::{Lab, LabError};
 use crate::memory_group::MemoryGroup;
 use crate::zswap::Zswap;
@@ -32,7 +32,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Such a host; dropping it removes the cgroup, whose processes must have ended by then.
 pub struct SmallHost {
     shared: Arc<HostCounters>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Background<()>,
 }
 
 struct HostCounters {
@@ -41,7 +41,6 @@ struct HostCounters {
     beside: Mutex<Beside>,
     latest: Mutex<Look>,
     most_above: AtomicU64,
-    stop: AtomicBool,
 }
 
 /// Memory of QEMUs besides their guests, as measured last.
@@ -79,28 +78,23 @@ impl SmallHost {
             beside: Mutex::default(),
             latest: Mutex::default(),
             most_above: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
         });
         let its = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("small-host".into()).spawn(move || {
-            while !its.stop.load(Ordering::Relaxed) {
+        let thread = Background::start("small-host", move |stop| {
+            while !stop.is_given() {
                 its.look(Zswap::pool().unwrap_or_default());
                 std::thread::sleep(PERIOD);
             }
         })?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, _thread: thread })
     }
 
     /// The cgroup, for [`MachineSpec::cgroup`](crate::MachineSpec).
-    #[must_use]
     pub fn dir(&self) -> &Path {
         self.shared.group.dir()
     }
 
     /// Moves this process into it.
-    ///
-    /// # Errors
-    /// When there is no such process.
     pub fn take_in(&self, pid: u32) -> Result<(), LabError> {
         self.shared.group.take_in(pid)
     }
@@ -129,14 +123,11 @@ impl SmallHost {
         (beside.swapped, beside.all_swapped) = (swapped, all_swapped);
     }
 
-    /// The latest use of its memory.
-    #[must_use]
     pub fn latest(&self) -> Look {
         *self.shared.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The most by which it exceeded its memory.
-    #[must_use]
     pub fn most_above(&self) -> Bytes {
         Bytes(self.shared.most_above.load(Ordering::Relaxed))
     }
@@ -167,14 +158,5 @@ impl HostCounters {
 impl fmt::Debug for SmallHost {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("SmallHost").field("latest", &self.latest()).finish_non_exhaustive()
-    }
-}
-
-impl Drop for SmallHost {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

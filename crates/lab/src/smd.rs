@@ -15,11 +15,9 @@ use crate::scenario::Context;
 /// A guest that runs such programs.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    /// Its name.
     pub name: &'static str,
     /// Its memory.
     pub mb: u64,
-    /// Its workload.
     pub workload: &'static str,
 }
 
@@ -42,17 +40,11 @@ pub struct Programs {
 impl Programs {
     /// Takes the system from the cache, else builds it. The table is always built anew, which
     /// takes a second.
-    ///
-    /// # Errors
-    /// When there is no Debian, or no table of it.
     pub fn provide(context: &Context) -> Result<Self, LabError> {
         Self::of(context, Debian::provide(&Cache::open()?)?)
     }
 
     /// The programs of this system.
-    ///
-    /// # Errors
-    /// When there is no table of it.
     pub fn of(context: &Context, debian: Debian) -> Result<Self, LabError> {
         let table = debian::code(&[&debian])?;
         let programs = Self { debian, table };
@@ -60,8 +52,6 @@ impl Programs {
         Ok(programs)
     }
 
-    /// The system that they belong to.
-    #[must_use]
     pub fn debian(&self) -> &Debian {
         &self.debian
     }
@@ -75,9 +65,6 @@ impl Programs {
     }
 
     /// Writes the table to a file for a worker; the file is removed with the lab.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn write_table(&self, lab: &Lab) -> Result<PathBuf, LabError> {
         let path = lab.dir().join("etc").join("debian.spt");
         std::fs::write(&path, &self.table)?;
@@ -85,7 +72,6 @@ impl Programs {
     }
 
     /// A lab's description of a guest; without the shim.
-    #[must_use]
     pub fn machine(&self, guest: &Guest) -> MachineSpec {
         let memory = Bytes::mib(guest.mb);
         let spec = MachineSpec::new(guest.name, "code", memory, memory, guest.workload);

@@ -13,7 +13,7 @@ use sys::pool_file::PoolFile;
 use sys::pool_maps;
 use worker::{Report, SLOTS};
 
-use crate::figures::{Figure, Figures, Target};
+use crate::figures::{Figures, Target};
 use crate::lab::{Lab, LabError, Machine};
 use crate::lives;
 use crate::random::Random;
@@ -65,9 +65,6 @@ struct Left {
 
 impl<'a> Soak<'a> {
     /// A soak of guests that no worker has merged yet. `table`: pages that are known before.
-    ///
-    /// # Errors
-    /// When a guest is gone.
     pub fn new(
         lab: &'a Lab,
         group: &'static str,
@@ -80,9 +77,6 @@ impl<'a> Soak<'a> {
 
     /// Merges, kills and unshares for `length`. `beside` is called for each guest after each
     /// order.
-    ///
-    /// # Errors
-    /// When a guest dies, or the user interrupts.
     pub fn run(
         &mut self,
         length: Duration,
@@ -110,9 +104,6 @@ impl<'a> Soak<'a> {
     }
 
     /// Has everything unshared. Adds the soak's counts, and the remains by the kernel's count.
-    ///
-    /// # Errors
-    /// When that takes too long, or a guest is gone.
     pub fn end(self, figures: &mut Figures) -> Result<(), LabError> {
         let left = self.unshare()?;
         self.toll.add_to(figures);
@@ -172,7 +163,7 @@ impl SoakCounts {
 
     fn add_to(&self, figures: &mut Figures) {
         let mut add = |name: &str, value: f64, unit: &'static str, note: &str| {
-            figures.add(name, Figure::new(value, unit, note).target(Target::AtLeast(1.0)));
+            figures.check(name, value, unit, note, Target::AtLeast(1.0));
         };
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
         add("kills", self.kills.into(), "count", "workers killed, each followed by the next");
@@ -189,7 +180,7 @@ impl SoakCounts {
 impl Left {
     fn add_to(&self, figures: &mut Figures) {
         let mut add = |name: &str, value: f64, unit: &'static str, note: &str, most: Target| {
-            figures.add(name, Figure::new(value, unit, note).target(most));
+            figures.check(name, value, unit, note, most);
         };
         let none = Target::Equals(0.0);
         let note = "shared when all was unshared, by the kernel's count";

@@ -44,49 +44,25 @@ pub enum StateError {
         "a lab runs in {dir} already{holder}: end it with `overbook lab down`, or use another --dir"
     )]
     Held {
-        /// The directory.
         dir: PathBuf,
         /// The holder, if the record names one.
         holder: String,
     },
     /// The directory belongs to another user, who could have prepared it.
     #[error("{dir} belongs to user {owner}, not to user {user}: use another --dir")]
-    Foreign {
-        /// The directory.
-        dir: PathBuf,
-        /// Its owner's id.
-        owner: u32,
-        /// Our id.
-        user: u32,
-    },
+    Foreign { dir: PathBuf, owner: u32, user: u32 },
     /// Other users could access the guests.
     #[error("{dir} has mode {mode:04o}: a lab's directory must be closed to others (chmod 0700)")]
-    Open {
-        /// The directory.
-        dir: PathBuf,
-        /// Its mode.
-        mode: u32,
-    },
+    Open { dir: PathBuf, mode: u32 },
     /// The directory was not made by a lab.
     #[error("{dir} is not empty and no lab made it: use another --dir")]
-    Occupied {
-        /// The directory.
-        dir: PathBuf,
-    },
-    /// A file operation failed.
+    Occupied { dir: PathBuf },
     #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
-/// A recorded process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {
-    /// The process id.
     pub pid: u32,
     /// Its start, in clock ticks since boot, which reveals a reused pid.
     pub start_ticks: u64,
@@ -108,11 +84,9 @@ impl ProcessRecord {
 /// A recorded guest or helper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChildRecord {
-    /// Its name.
     pub name: String,
     /// The guest's group; `None` for a helper.
     pub group: Option<String>,
-    /// Its process.
     pub process: ProcessRecord,
 }
 
@@ -125,7 +99,6 @@ pub struct LabRecord {
     pub since: u64,
     /// The accelerator that the guests run on, once it is known.
     pub accel: Option<crate::accel::Accel>,
-    /// Guests and helpers.
     pub children: Vec<ChildRecord>,
 }
 
@@ -206,7 +179,6 @@ impl StateDir {
         self.swept
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.dir
     }

@@ -17,50 +17,34 @@ use crate::state;
 /// unknown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The present state of a lab.
 #[derive(Debug, Serialize)]
 pub struct LabStatus {
     /// Whether the process that holds the lab runs.
     pub running: bool,
-    /// That process.
     pub holder_pid: Option<u32>,
-    /// Time since the lab's start.
     pub age_s: Option<u64>,
     /// The accelerator that the guests run on.
     pub accel: Option<Accel>,
-    /// The guests.
     pub machines: Vec<MachineStatus>,
-    /// Daemons and other helpers.
     pub helpers: Vec<HelperStatus>,
 }
 
-/// The present state of a guest.
 #[derive(Debug, Serialize)]
 pub struct MachineStatus {
-    /// Its name.
     pub name: String,
-    /// Its group.
     pub group: String,
-    /// Its QEMU.
     pub pid: u32,
-    /// Whether the QEMU runs.
     pub alive: bool,
     /// The guest's memory, by its balloon; `None` when QEMU does not answer.
     pub balloon_bytes: Option<u64>,
-    /// The last report of its workload.
     pub last_metric: Option<Value>,
-    /// The age of that report.
     pub last_metric_age_s: Option<f64>,
 }
 
-/// The present state of a helper.
 #[derive(Debug, Serialize)]
 pub struct HelperStatus {
-    /// Its name.
     pub name: String,
-    /// Its process.
     pub pid: u32,
-    /// Whether the process runs.
     pub alive: bool,
 }
 
@@ -101,7 +85,6 @@ fn machine(dir: &Path, name: String, group: String, pid: u32, alive: bool) -> Ma
 }
 
 impl LabStatus {
-    /// As a table for people.
     pub fn to_table(&self) -> String {
         let Some(holder) = self.holder_pid else { return "no lab here\n".to_owned() };
         let mut text = String::new();

@@ -14,7 +14,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const DISK: Bytes = Bytes::mib(1);
 
 /// A guest that holds up to `mb` MB and obeys orders.
-#[must_use]
 pub fn guest(name: &str, group: &str, memory: Bytes, mb: u32) -> MachineSpec {
     let work = format!("steps --mb {mb} --orders /dev/data");
     MachineSpec { data_disk: Some(DISK), ..MachineSpec::new(name, group, memory, memory, &work) }
@@ -22,9 +21,6 @@ pub fn guest(name: &str, group: &str, memory: Bytes, mb: u32) -> MachineSpec {
 
 /// Has a guest carry out these steps. Returns the time of the last one other than `free`, in
 /// seconds.
-///
-/// # Errors
-/// When the guest dies, or takes too long.
 pub fn order(machine: &Machine, steps: &str, limit: Duration) -> Result<f64, LabError> {
     let number = machine.reported("phase") + 1.0;
     let disk = std::fs::File::options().write(true).open(&machine.files().data)?;
@@ -32,9 +28,7 @@ pub fn order(machine: &Machine, steps: &str, limit: Duration) -> Result<f64, Lab
     disk.write_all_at(format!("{:<60}\n", format!("{number} {steps}\n")).as_bytes(), 0)?;
     let until = Instant::now() + limit;
     while machine.reported("phase") < number {
-        if !machine.alive() {
-            return Err(machine.death());
-        }
+        machine.ensure_alive()?;
         if Instant::now() > until {
             let what = format!("{} to carry out {steps:?}", machine.spec().name);
             return Err(LabError::Timeout { what, limit });

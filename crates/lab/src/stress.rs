@@ -87,9 +87,6 @@ pub struct StressResult {
 }
 
 /// Torments a stand-in with `mib` of RAM for `duration`.
-///
-/// # Errors
-/// When a program is not built, hangs, or ends early.
 pub fn stand_in(
     dir: &Path,
     seed: u64,
@@ -108,7 +105,7 @@ pub fn stand_in(
         }
         Ok(())
     })?;
-    let left = staged(process.pid).map_err(std::io::Error::other)?;
+    let left = staged(process.pid)?;
     let words = stand_in.errors();
     let report = stand_in.finish()?;
     Ok(StressResult { report, words, toll, left })

@@ -19,7 +19,6 @@ use crate::lab::LabError;
 /// Timeout for `swapoff`.
 const OFF: Duration = Duration::from_secs(120);
 
-/// A swap file in use.
 #[derive(Debug)]
 pub struct SwapFile {
     path: PathBuf,
@@ -70,10 +69,6 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    /// Reads it.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn read() -> Result<Self, LabError> {
         let text = std::fs::read_to_string("/proc/vmstat")?;
         let mib = |name: &str| {
@@ -83,15 +78,12 @@ impl Swapped {
         Ok(Self { in_mib: mib("pswpin "), out_mib: mib("pswpout ") })
     }
 
-    /// The growth since then.
-    #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { in_mib: self.in_mib - before.in_mib, out_mib: self.out_mib - before.out_mib }
     }
 }
 
 /// A process's memory in swap, in MiB; NaN when the process is gone.
-#[must_use]
 pub fn swapped_mib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmSwap:"));

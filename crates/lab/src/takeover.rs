@@ -25,10 +25,6 @@ pub struct Takeover {
 impl Takeover {
     /// A command for a QEMU like `like`, whose files lie in `from`, on the host whose files lie
     /// in `to`.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's error.
     pub fn new(like: Identity, from: &Path, to: &Path) -> io::Result<Self> {
         for sub in ["qmp", "lab", "log", "disks", "trace"] {
             fs::create_dir_all(to.join(sub))?;
@@ -65,13 +61,11 @@ impl Takeover {
     }
 
     /// The command.
-    #[must_use]
     pub fn script(&self) -> &Path {
         &self.script
     }
 
     /// The live QEMUs that it has started.
-    #[must_use]
     pub fn started(&self) -> Vec<Identity> {
         let text = fs::read_to_string(&self.pids).unwrap_or_default();
         let pids = text.lines().filter_map(|line| line.trim().parse().ok());

@@ -10,14 +10,12 @@ use std::path::{Path, PathBuf};
 const SHIMS: &str = "overbook-";
 
 /// CPU time of the shims' own threads in these processes, in seconds.
-#[must_use]
 pub fn shims_cpu_s(pids: &[u32]) -> f64 {
     cpu_s(pids, SHIMS)
 }
 
 /// CPU time of the threads of these processes whose names have this prefix, in seconds; "": of
 /// all.
-#[must_use]
 pub fn cpu_s(pids: &[u32], prefix: &str) -> f64 {
     let ns = pids.iter().flat_map(|pid| named(*pid, prefix)).filter_map(|thread| {
         let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
@@ -27,17 +25,11 @@ pub fn cpu_s(pids: &[u32], prefix: &str) -> f64 {
 }
 
 /// Number of times that a process has waited for a page from disk.
-///
-/// # Errors
-/// The process has ended.
 pub fn major_faults(pid: u32) -> io::Result<f64> {
     major_faults_of(&PathBuf::from(format!("/proc/{pid}")))
 }
 
 /// Same as [`major_faults`], without the waits of the shim's own threads.
-///
-/// # Errors
-/// The process has ended.
 pub fn major_faults_of_guest(pid: u32) -> io::Result<f64> {
     // The threads are read first: a fault between the two readings then counts as the guest's,
     // and none counts twice.

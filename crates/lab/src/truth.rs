@@ -60,9 +60,6 @@ pub struct Truth {
 
 impl Truth {
     /// Opens a trace, which may still grow.
-    ///
-    /// # Errors
-    /// When the file is no trace.
     pub fn open(path: &Path, definition: Definition) -> Result<Self, TraceError> {
         let reader = TraceReader::open(path)?;
         let exact = Exact::new(definition, reader.pages(), reader.start_us());
@@ -71,9 +68,6 @@ impl Truth {
 
     /// Reads every tick in the file that ended by `until_us`. Returns false when the file has no
     /// more ticks as yet and `until_us` was not reached.
-    ///
-    /// # Errors
-    /// When the trace cannot be read or is damaged.
     pub fn advance_to(&mut self, until_us: u64) -> Result<bool, TraceError> {
         loop {
             let tick = match self.ahead.take() {
@@ -92,15 +86,11 @@ impl Truth {
     }
 
     /// The results of the ticks so far.
-    #[must_use]
     pub fn exact(&self) -> &Exact {
         &self.exact
     }
 
     /// The truth every `every` from the trace's start to its present end.
-    ///
-    /// # Errors
-    /// When the trace cannot be read or is damaged.
     pub fn samples(
         path: &Path,
         definition: Definition,

@@ -170,15 +170,12 @@ pub struct VirtualHost {
 pub struct ScriptResult {
     /// Its exit code.
     pub code: u8,
-    /// Time from the start of the host to the end of the script.
-    pub time: Duration,
     /// The console of the host's kernel.
     pub console: String,
 }
 
 impl VirtualHost {
     /// The default host with this kernel.
-    #[must_use]
     pub fn new(kernel: &str) -> Self {
         Self {
             kernel: kernel.to_owned(),
@@ -191,9 +188,6 @@ impl VirtualHost {
 
     /// Boots it, runs `script` in it by `sh`, and writes the script's output to `output` as it
     /// comes.
-    ///
-    /// # Errors
-    /// When the host cannot be made, it dies, or the script takes longer than `limit`.
     pub fn run(
         &self,
         script: &[u8],
@@ -320,7 +314,7 @@ impl RunningHost {
             output.flush()?;
             if let Some(code) = part.code {
                 let console = text_of(&mut self.console)?;
-                return Ok(ScriptResult { code, time: self.started.elapsed(), console });
+                return Ok(ScriptResult { code, console });
             }
         }
     }

@@ -41,10 +41,6 @@ pub struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts one for this group.
-    ///
-    /// # Errors
-    /// When the program is missing.
     pub fn start(group: &str) -> Result<Self, LabError> {
         let ((stdin, orders), (reports, stdout)) = (io::pipe()?, io::pipe()?);
         let spawn = Spawn::new(inside::built("overbook")?).args(["worker", group]);
@@ -63,22 +59,16 @@ impl WorkerProcess {
     }
 
     /// The same worker with a table of shared pages in each of its orders.
-    #[must_use]
     pub fn knowing(mut self, table: &Path) -> Self {
         self.tables.push(table.to_owned());
         self
     }
 
-    /// Its process.
-    #[must_use]
     pub fn identity(&self) -> Identity {
         self.child.identity()
     }
 
     /// Sends it an order for all guests of the lab.
-    ///
-    /// # Errors
-    /// When the worker is gone.
     pub fn order(&mut self, lab: &Lab, wanted: Wanted) -> Result<(), LabError> {
         let Wanted { tracking: budget, scan_rate, freed, resident, own } = wanted;
         let order = |machine: &Machine| Order {
@@ -106,9 +96,6 @@ impl WorkerProcess {
 
     /// Has it only hand over memory that guests free, and take all but `keep` of it from each.
     /// `None`: it takes nothing.
-    ///
-    /// # Errors
-    /// When the worker is gone.
     pub fn take(&mut self, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
         let freed = FreedOrder { is_lazy: true, keep };
         let tracking = TrackingBudget::Off;
@@ -116,7 +103,6 @@ impl WorkerProcess {
     }
 
     /// Memory that all guests together have freed, by its last report.
-    #[must_use]
     pub fn freed(&self) -> FreePages {
         let report = self.report().unwrap_or_default();
         let mut all = FreePages::default();
@@ -133,15 +119,11 @@ impl WorkerProcess {
     }
 
     /// Its last report; `None`: there is none yet.
-    #[must_use]
     pub fn report(&self) -> Option<Report> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Kills it without warning.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn kill(mut self) -> Result<(), LabError> {
         self.child.signal(Signal::KILL)?;
         self.child.wait_for(GRACE)?;
@@ -149,9 +131,6 @@ impl WorkerProcess {
     }
 
     /// Has it end by itself.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub fn end(self) -> Result<(), LabError> {
         let Self { mut child, orders, .. } = self;
         drop(orders);

@@ -50,9 +50,6 @@ impl Zram {
     }
 
     /// Bytes of pages in it, and the memory that they take.
-    ///
-    /// # Errors
-    /// When the kernel does not say.
     pub fn stored(&self) -> Result<(Bytes, Bytes), LabError> {
         let text = fs::read_to_string(self.sys().join("mm_stat"))?;
         let mut numbers = text.split_whitespace().map(|word| word.parse().unwrap_or(0));

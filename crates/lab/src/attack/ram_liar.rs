@@ -24,9 +24,6 @@ const BALLOON: u64 = 128 << 20;
 const QEMU: &str = "qemu-system-x86_64";
 
 /// Serves QMP at the path that is the first argument, until the process is ended.
-///
-/// # Errors
-/// There is no such argument, or the socket cannot be made.
 pub(super) fn run(args: &[String]) -> Result<(), LabError> {
     let socket = args.first().ok_or_else(|| io::Error::other("which socket?"))?;
     let program = std::env::current_exe()?;

@@ -3,10 +3,8 @@
 
 use super::claim::{Claim, claims};
 
-/// The name of their record.
 pub const NAME: &str = "bench";
 
-/// Their claims.
 pub const CLAIMS: &[Claim] = claims! {
     "tick_ms" < 5.0 => "ms", "One tick of the policy over 1,000 VMs in 50 groups takes little time";
     "optimum_16_ms" < 0.2 => "ms",

@@ -5,13 +5,11 @@ use crate::figures::Target;
 /// One figure that CLAIMS.md shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Claim {
-    /// The figure's name in its scenario.
     pub figure: &'static str,
     /// Its unit: `s`, `MiB`, `ops/s`, `ratio`, `count`.
     pub unit: &'static str,
     /// Its target; without one it is told, not claimed.
     pub target: Option<Target>,
-    /// The claim in one sentence.
     pub sentence: &'static str,
     /// The result in the paper, in the paper's form.
     pub paper: Option<&'static str>,
@@ -69,7 +67,6 @@ pub(crate) use {claims, rows, target};
 
 impl Claim {
     /// A claim; `paper` holds one value at most.
-    #[must_use]
     pub const fn of(
         figure: &'static str,
         unit: &'static str,

@@ -1,13 +1,11 @@
 //! The computer that measures, and its other work.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sys::cpu_time::CpuTime;
 
+use crate::background::Background;
 use crate::interrupt::{self, Interrupted};
 use crate::lab::Provisions;
 
@@ -20,7 +18,6 @@ const QUIET: f32 = 0.15;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Computer {
-    /// CPUs.
     pub cores: usize,
     /// Memory, in MiB.
     pub ram_mib: u64,
@@ -49,8 +46,6 @@ pub struct HostLoad {
 }
 
 impl Computer {
-    /// This one.
-    #[must_use]
     pub fn this(provisions: &Provisions) -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let about = read("/proc/cpuinfo");
@@ -73,38 +68,25 @@ impl Computer {
 pub struct LoadMeter {
     before: f64,
     other_qemus: usize,
-    is_over: Arc<AtomicBool>,
-    reader: JoinHandle<Vec<f64>>,
+    reader: Background<Vec<f64>>,
 }
 
 impl LoadMeter {
-    /// Begins.
-    ///
-    /// # Errors
-    /// When the kernel does not tell the load.
     pub fn start() -> std::io::Result<Self> {
         let (before, other_qemus) = (load()?, qemus());
-        let is_over = Arc::new(AtomicBool::new(false));
-        let reader = std::thread::spawn({
-            let is_over = Arc::clone(&is_over);
-            move || {
-                let mut seen = Vec::new();
-                while !is_over.load(Ordering::Relaxed) {
-                    seen.extend(load());
-                    std::thread::park_timeout(LOOK);
-                }
-                seen
+        let reader = Background::start("load", |stop| {
+            let mut seen = Vec::new();
+            while !stop.is_given() {
+                seen.extend(load());
+                std::thread::park_timeout(LOOK);
             }
-        });
-        Ok(Self { before, other_qemus, is_over, reader })
+            seen
+        })?;
+        Ok(Self { before, other_qemus, reader })
     }
 
-    /// The load since the start.
-    #[must_use]
     pub fn stop(self) -> HostLoad {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.reader.thread().unpark();
-        let seen = self.reader.join().unwrap_or_default();
+        let seen = self.reader.stop().unwrap_or_default();
         let mean = seen.iter().sum::<f64>() / (seen.len().max(1)) as f64;
         let most = seen.into_iter().fold(self.before, f64::max);
         let cents = |value: f64| (value * 100.0).round() / 100.0;
@@ -114,9 +96,6 @@ impl LoadMeter {
 }
 
 /// Waits until nothing else keeps the CPUs busy and no QEMU runs; tells each new reason to wait.
-///
-/// # Errors
-/// On Ctrl-C.
 pub fn wait_until_quiet(mut may_wait: impl FnMut() -> bool) -> Result<bool, Interrupted> {
     let mut told = None;
     loop {

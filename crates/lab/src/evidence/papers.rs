@@ -25,25 +25,20 @@ explains **stale** and **undated**. `overbook lab evidence --paper NAME` measure
 that have no fresh record.
 ";
 
-/// A paper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paper {
     /// Its name on the command line.
     pub name: &'static str,
-    /// Its title.
     pub title: &'static str,
-    /// Its tables and figures.
     pub items: Vec<PaperItem>,
 }
 
 /// A table or figure of a paper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PaperItem {
-    /// Its number.
     pub number: &'static str,
     /// Their result.
     pub theirs: &'static str,
-    /// Ours.
     pub ours: Ours,
     /// The reason why the two differ.
     pub why: &'static str,
@@ -58,10 +53,6 @@ pub enum Ours {
     None(&'static str),
 }
 
-/// All papers.
-///
-/// # Errors
-/// The first line that is none.
 pub fn all() -> Result<Vec<Paper>, String> {
     let mut papers: Vec<Paper> = Vec::new();
     for line in ROWS.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -88,7 +79,6 @@ pub fn all() -> Result<Vec<Paper>, String> {
 
 impl Paper {
     /// Whether a scenario measures a table or figure of it.
-    #[must_use]
     pub fn has(&self, scenario: &str) -> bool {
         let is_of =
             |item: &PaperItem| matches!(item.ours, Ours::Scenario(name, _) if name == scenario);
@@ -96,10 +86,6 @@ impl Paper {
     }
 }
 
-/// The text of the page.
-///
-/// # Errors
-/// When the list of the papers is faulty.
 pub fn text(tree: &SourceTree, known: &[KnownScenario]) -> Result<String, EvidenceError> {
     let faulty = |fault| EvidenceError::Faulty { path: tree.path(PAGE), fault };
     let papers = all().map_err(faulty)?;

@@ -75,9 +75,6 @@ fn fitting(tasks: &[QueuedRun], mut left: Duration) -> (Vec<&QueuedRun>, Vec<&Qu
 }
 
 /// Runs what is due, within `budget`.
-///
-/// # Errors
-/// On Ctrl-C, when records are faulty, or a process cannot be started.
 pub fn run(
     tree: &SourceTree,
     selection: Selection,
@@ -144,7 +141,6 @@ fn outcome(record: &RunRecord, scenario: &str) -> String {
 }
 
 /// Options of the command line that each scenario gets.
-#[must_use]
 pub fn options(dir: &Path, accel: &str) -> Vec<String> {
     vec!["--dir".into(), dir.display().to_string(), "--accel".into(), accel.to_owned()]
 }

@@ -47,29 +47,23 @@ pub struct RunFacts {
     pub date: String,
     /// Its length.
     pub seconds: u64,
-    /// The seed of its first round.
     pub seed: u64,
     /// The length that `--minutes` asked for.
     pub minutes: Option<u32>,
     /// How often the scenario ran.
     pub runs: u32,
-    /// The computer.
     pub computer: Computer,
-    /// Its load.
     pub load: HostLoad,
     /// The hash of each file or directory that was measured.
     pub sources: BTreeMap<String, String>,
 }
 
-/// One figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredFigure {
-    /// Its unit.
     pub unit: String,
     /// Its value in each round; empty where only the sum was carried over.
     pub rounds: Vec<f64>,
-    /// Their median.
     pub median: f64,
     /// The 95 % interval of the median, which six rounds and more have.
     pub interval: Option<[f64; 2]>,
@@ -82,9 +76,7 @@ pub struct MeasuredFigure {
 pub enum Standing {
     /// It has no target.
     Told,
-    /// Its target is met.
     Met,
-    /// Its target is not met.
     NotMet,
     /// There is no value.
     NotMeasured,
@@ -93,9 +85,7 @@ pub enum Standing {
 /// Whether a record may be believed of the code as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Freshness {
-    /// There is no record.
     None,
-    /// It was carried over.
     CarriedOver,
     /// These sources have changed since.
     Stale(Vec<String>),
@@ -115,22 +105,15 @@ impl MeasuredFigure {
 }
 
 impl RunRecord {
-    /// A record of these rounds. A figure that is no number in one of them is missing.
-    ///
-    /// # Errors
-    /// When there is no figure.
-    pub fn of(scenario: &str, run: RunFacts, rounds: &[Figures]) -> Result<Self, EvidenceError> {
+    /// A record of these figures. A figure that is no number in one of its rounds is missing.
+    pub fn of(scenario: &str, run: RunFacts, measured: &Figures) -> Result<Self, EvidenceError> {
         let (mut figures, mut missing) = (BTreeMap::new(), BTreeMap::new());
-        let all = rounds.iter().flat_map(Figures::iter);
-        for (name, first) in all {
-            let values: Vec<f64> = rounds
-                .iter()
-                .flat_map(|round| round.get(name).map_or(vec![f64::NAN], |it| it.values()))
-                .collect();
+        for (name, figure) in measured.iter() {
+            let values = figure.values();
             let unread = values.iter().filter(|value| !value.is_finite()).count();
             if unread == 0 {
-                let measured = MeasuredFigure::new(first.unit, values, first.note.clone());
-                figures.entry(name.to_owned()).or_insert(measured);
+                let measured = MeasuredFigure::new(figure.unit, values, figure.note.clone());
+                figures.insert(name.to_owned(), measured);
             } else {
                 let reason = format!("no number in {unread} of {} rounds", values.len());
                 missing.insert(name.to_owned(), reason);
@@ -143,9 +126,6 @@ impl RunRecord {
     }
 
     /// The record of a scenario, if there is one.
-    ///
-    /// # Errors
-    /// When it cannot be read or contradicts itself.
     pub fn read(tree: &SourceTree, scenario: &str) -> Result<Option<Self>, EvidenceError> {
         let path = path(tree, scenario);
         if !path.exists() {
@@ -161,9 +141,6 @@ impl RunRecord {
     }
 
     /// Writes it in place of the one before.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub fn write(&self, tree: &SourceTree) -> Result<PathBuf, EvidenceError> {
         let path = path(tree, &self.scenario);
         let failed = |source| EvidenceError::File { path: path.clone(), source };
@@ -193,7 +170,6 @@ impl RunRecord {
     }
 
     /// Whether a claim holds.
-    #[must_use]
     pub fn standing(&self, claim: &Claim) -> Standing {
         match (self.figures.get(claim.figure), claim.target) {
             (None, _) => Standing::NotMeasured,
@@ -206,9 +182,6 @@ impl RunRecord {
 
 impl Freshness {
     /// That of a scenario's record.
-    ///
-    /// # Errors
-    /// When sources cannot be read.
     pub fn of(
         tree: &SourceTree,
         scenario: &Scenario,
@@ -224,9 +197,6 @@ impl Freshness {
 }
 
 /// The hashes of all that a scenario measures.
-///
-/// # Errors
-/// When a source cannot be read.
 pub fn hashes(
     tree: &SourceTree,
     scenario: &Scenario,
@@ -236,9 +206,6 @@ pub fn hashes(
 
 /// Refuses programs that are older than the sources that they were built from: a record would
 /// name code that was not measured.
-///
-/// # Errors
-/// When that is so, or a file cannot be read.
 pub fn check_programs(tree: &SourceTree, scenario: &Scenario) -> Result<(), EvidenceError> {
     let failed = |source| EvidenceError::File { path: "/proc/self/exe".into(), source };
     for source in scenario.sources() {

@@ -9,25 +9,18 @@ use crate::figures::Figures;
 use crate::lab::LabError;
 use crate::scenario::{Context, Scenario};
 
-/// Runs all rounds, writes the record, and returns it with the last round's figures.
+/// Runs it, writes the record, and returns both.
 ///
 /// # Errors
-/// When a program is older than its sources, a round fails, or the record cannot be written.
-pub fn run(mut context: Context, scenario: &Scenario) -> Result<(RunRecord, Figures), LabError> {
+/// When a program is older than its sources, the scenario fails, or the record cannot be written.
+pub fn run(context: Context, scenario: &Scenario) -> Result<(RunRecord, Figures), LabError> {
     let tree = SourceTree::find()?;
     record::check_programs(&tree, scenario)?;
     let sources = record::hashes(&tree, scenario)?;
     let paths: Vec<&str> = scenario.sources().collect();
     let commit = tree.commit(&paths);
     let (meter, began, seed) = (LoadMeter::start()?, Instant::now(), context.seed);
-    let mut rounds = Vec::new();
-    for round in 0..scenario.rounds {
-        if scenario.rounds > 1 {
-            context.say(&format!("round {} of {} ...", round + 1, scenario.rounds));
-        }
-        context.seed = seed + u64::from(round);
-        rounds.push((scenario.run)(&context)?);
-    }
+    let figures = (scenario.run)(&context)?;
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_err(std::io::Error::other)?;
     let run = RunFacts {
         changed: commit.as_ref().is_some_and(|(_, changed)| *changed),
@@ -36,13 +29,12 @@ pub fn run(mut context: Context, scenario: &Scenario) -> Result<(RunRecord, Figu
         seconds: began.elapsed().as_secs(),
         seed,
         minutes: context.minutes,
-        runs: scenario.rounds,
+        runs: 1,
         computer: Computer::this(&context.provisions),
         load: meter.stop(),
         sources,
     };
-    let record = RunRecord::of(scenario.name, run, &rounds)?;
+    let record = RunRecord::of(scenario.name, run, &figures)?;
     record.write(&tree)?;
-    let last = rounds.pop().unwrap_or_else(|| context.figures(scenario.name, 0));
-    Ok((record, last))
+    Ok((record, figures))
 }

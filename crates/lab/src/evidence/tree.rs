@@ -24,9 +24,6 @@ pub struct SourceTree {
 
 impl SourceTree {
     /// The tree that the working directory lies in.
-    ///
-    /// # Errors
-    /// When there is none.
     pub fn find() -> Result<Self, EvidenceError> {
         let here = std::env::current_dir()
             .map_err(|source| EvidenceError::File { path: ".".into(), source })?;
@@ -34,22 +31,16 @@ impl SourceTree {
         root.map(Self::at).ok_or(EvidenceError::NoTree(here))
     }
 
-    /// The tree with this root.
-    #[must_use]
     pub fn at(root: PathBuf) -> Self {
         Self { root }
     }
 
     /// The path of a file in it.
-    #[must_use]
     pub fn path(&self, within: &str) -> PathBuf {
         self.root.join(within)
     }
 
     /// The hash of a file, or of all files below a directory.
-    ///
-    /// # Errors
-    /// When it does not exist or cannot be read.
     pub fn hash(&self, within: &str) -> Result<String, EvidenceError> {
         let mut hash = Xxh3::new();
         for path in self.files(within)? {
@@ -64,9 +55,6 @@ impl SourceTree {
     }
 
     /// The file that was written last, with its time.
-    ///
-    /// # Errors
-    /// As for [`Self::hash`].
     pub fn newest(&self, within: &str) -> Result<Option<(SystemTime, PathBuf)>, EvidenceError> {
         let mut newest = None;
         for path in self.files(within)? {
@@ -76,7 +64,6 @@ impl SourceTree {
     }
 
     /// The commit, and whether these sources differ from it; `None` without git.
-    #[must_use]
     pub fn commit(&self, sources: &[&str]) -> Option<(String, bool)> {
         let git = |arguments: &[&str]| {
             let spawn = Spawn::new("git").current_dir(&self.root).args(arguments);
@@ -113,7 +100,6 @@ impl SourceTree {
     }
 }
 
-/// The contents of a file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, EvidenceError> {
     std::fs::read(path).map_err(|source| EvidenceError::File { path: path.to_owned(), source })
 }

@@ -9,15 +9,14 @@ use policy::Case;
 use sys::cpu_time::CpuTime;
 
 use super::setting::Setting;
+use crate::chart::Line;
 use crate::daemon::Daemon;
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
-use crate::meb::progress::{self, Line};
+use crate::meb::progress;
 use crate::scenario::Context;
 
-/// Timeout for guests to fill their memory, partly into a slow swap.
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_secs(1);
 
 /// The result of a run.
@@ -40,15 +39,11 @@ pub struct Tick {
     pub at_s: f64,
     /// The input of its decision.
     pub case: Case,
-    /// The decision.
     pub plan: Plan,
 }
 
 /// Runs fresh guests under `setting` for `window`, or until the work of all has ended. The window
-/// begins when the guests have run for `warm_up` under the setting.
-///
-/// # Errors
-/// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
+/// begins when the guests have run for `warm_up` under the setting. Tells the result.
 pub fn run(
     context: &Context,
     mix: &[MachineSpec],
@@ -56,34 +51,31 @@ pub fn run(
     warm_up: Duration,
     window: Duration,
 ) -> Result<SharingRun, LabError> {
-    follow(Lab::start(&context.dir, &context.provisions, mix)?, setting, warm_up, window)
+    let course = follow(context.start(mix.to_vec())?, setting, warm_up, window)?;
+    context.say(&course.in_words());
+    Ok(course)
 }
 
 /// [`run`] with guests that have just been started.
-///
-/// # Errors
-/// As for [`run`].
 pub fn follow(
     mut lab: Lab,
     setting: &Setting,
     warm_up: Duration,
     window: Duration,
 ) -> Result<SharingRun, LabError> {
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let began = Instant::now();
-    let (mut first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);
+    let (mut first, cpu) = (lines(&lab), CpuTime::read()?);
     let daemon = setting.daemon.map(|settings| Daemon::start(&mut lab, settings)).transpose()?;
     let mut ticks: Vec<Tick> = Vec::new();
     let (mut is_warm, end) = (warm_up.is_zero(), warm_up + window);
-    let has_ended = |line: Option<Line>| line.is_some_and(|line| line.has_ended());
+    let has_ended = |line: Option<progress::Line>| line.is_some_and(|line| line.has_ended());
     while began.elapsed() < end && !lines(&lab).into_iter().all(has_ended) {
         if !is_warm && began.elapsed() >= warm_up {
             (first, is_warm) = (lines(&lab), true);
         }
         let next = Instant::now() + TICK;
-        if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
-            return Err(dead.death());
-        }
+        lab.ensure_alive()?;
         for (first, newest) in first.iter_mut().zip(lines(&lab)) {
             if in_first_phase(first.as_ref()) && !in_first_phase(newest.as_ref()) {
                 *first = newest;
@@ -97,31 +89,40 @@ pub fn follow(
         let left = end.saturating_sub(began.elapsed());
         interrupt::sleep(next.saturating_duration_since(Instant::now()).min(left))?;
     }
-    let now = CpuTime::read().map_err(std::io::Error::other)?;
-    let speed = |(first, last): (Option<Line>, Option<Line>)| match (first, last) {
-        (Some(first), Some(last)) => last.rate_since(&first),
-        _ => f64::NAN,
-    };
+    let now = CpuTime::read()?;
+    let speed =
+        |(first, last): (Option<progress::Line>, Option<progress::Line>)| match (first, last) {
+            (Some(first), Some(last)) => last.rate_since(&first),
+            _ => f64::NAN,
+        };
     let speeds = first.into_iter().zip(lines(&lab)).map(speed).collect();
     lab.stop()?;
     let cpu_busy = now.busy_since(cpu).map_or(f64::NAN, f64::from);
     Ok(SharingRun { speeds, cpu_busy, ticks })
 }
 
-/// The newest line of each guest.
-fn lines(lab: &Lab) -> Vec<Option<Line>> {
-    lab.machines().iter().map(Line::newest).collect()
+fn lines(lab: &Lab) -> Vec<Option<progress::Line>> {
+    lab.machines().iter().map(progress::Line::newest).collect()
 }
 
 /// Whether a guest works in phases and is in its first one.
-fn in_first_phase(line: Option<&Line>) -> bool {
+fn in_first_phase(line: Option<&progress::Line>) -> bool {
     line.and_then(|line| line.number("phase")) == Some(0.0)
 }
 
 impl SharingRun {
+    /// The speed of the guest at this place of the mix; NaN when there is none.
+    pub fn speed(&self, guest: usize) -> f64 {
+        self.speeds.get(guest).copied().unwrap_or(f64::NAN)
+    }
+
+    /// A line of a plot, of the ticks at which there is a value.
+    pub fn line(&self, name: &str, value: impl Fn(&Tick) -> Option<f64>) -> Line {
+        Line::new(name, self.ticks.iter().filter_map(|tick| Some((tick.at_s, value(tick)?))))
+    }
+
     /// Major faults of all guests while the daemon ran, by its readings, from the first tick that
     /// has all of them on; NaN when the last one lacks a guest.
-    #[must_use]
     pub fn major_faults(&self) -> f64 {
         let of = |tick: &Tick| {
             let vms = tick.case.view.vms.values();
@@ -133,7 +134,6 @@ impl SharingRun {
 
     /// Misses of all guests while the daemon ran: major faults, and refaults of pages that the
     /// host had paged out, by the rates at its ticks.
-    #[must_use]
     pub fn misses(&self) -> f64 {
         let per_s = |tick: &Tick| -> f64 {
             let cold = tick.case.view.vms.values().filter_map(|vm| vm.cold);
@@ -145,14 +145,12 @@ impl SharingRun {
     }
 
     /// New targets of VMs per hour, at the pace of the course.
-    #[must_use]
     pub fn moves_per_hour(&self) -> f64 {
         self.per_hour(self.directions().map(|takes| takes.len()).sum())
     }
 
     /// Reversals (memory is taken from a guest, then given to it, or the other way round) per
     /// hour, at the pace of the course. The guest with the most reversals counts.
-    #[must_use]
     pub fn reversals_per_hour(&self) -> f64 {
         let reversals =
             |takes: Vec<bool>| takes.windows(2).filter(|pair| pair[0] != pair[1]).count();
@@ -160,7 +158,6 @@ impl SharingRun {
     }
 
     /// The same course without the first half of its ticks.
-    #[must_use]
     pub fn second_half(mut self) -> Self {
         self.ticks.drain(..self.ticks.len() / 2);
         self
@@ -189,7 +186,6 @@ impl SharingRun {
     }
 
     /// A summary for the terminal.
-    #[must_use]
     pub fn in_words(&self) -> String {
         let speeds: Vec<String> = self.speeds.iter().map(|speed| format!("{speed:.0}")).collect();
         let (speeds, busy) = (speeds.join(", "), self.cpu_busy * 100.0);
@@ -201,35 +197,35 @@ impl SharingRun {
 
 impl Tick {
     /// The group's scan rate from now on, in pages/ms; 0 when no page is scanned.
-    #[must_use]
     pub fn scan_rate(&self, group: &str) -> f64 {
         let scan = self.plan.scans.get(&GroupName::from(group));
         scan.and_then(|scan| scan.rate).map_or(0.0, |rate| f64::from(rate.0))
     }
 
     /// CPU time that the group's worker has used since the daemon started, in seconds.
-    #[must_use]
     pub fn worker_cpu_s(&self, group: &str) -> Option<f64> {
         let worker = &self.case.view.workers.get(&GroupName::from(group))?.value;
         Some(Duration::from_micros(worker.cpu_us).as_secs_f64())
     }
 
     /// Memory that merging has saved so far: pages merged, less pages written to since.
-    #[must_use]
     pub fn merged_mib(&self, vm: &str) -> f64 {
         let dedup = self.case.view.vms.get(&VmName::from(vm)).and_then(|vm| vm.dedup);
         dedup.map_or(0.0, |dedup| dedup.value.merged.as_mib() - dedup.value.broken.as_mib())
     }
 
     /// Memory that a guest has swapped in and out since its boot.
-    #[must_use]
     pub fn swapped_mib(&self, vm: &str) -> Option<f64> {
         let stats = self.case.view.vms.get(&VmName::from(vm))?.stats?.value;
         Some(stats.swap_in?.plus(stats.swap_out?).as_mib())
     }
 
+    /// Memory that these guests may use together; `None`: not known of all.
+    pub fn allocated_to_all_mib(&self, guests: &[String]) -> Option<f64> {
+        guests.iter().map(|guest| self.allocated_mib(guest)).sum()
+    }
+
     /// Memory that a guest may use: the size of its balloon.
-    #[must_use]
     pub fn allocated_mib(&self, vm: &str) -> Option<f64> {
         let balloon = self.case.view.vms.get(&VmName::from(vm))?.balloon?;
         Some(Bytes::as_mib(balloon.value))

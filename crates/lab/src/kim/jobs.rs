@@ -18,12 +18,10 @@ use crate::machine::MachineSpec;
 const MAX: Bytes = Bytes::mib(384);
 const SWAP: Bytes = Bytes::mib(512);
 
-/// The job of one guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
     /// Its name in figures; the names of its guests add a number.
     pub name: &'static str,
-    /// The command that the guest runs.
     pub command: &'static str,
 }
 
@@ -51,7 +49,6 @@ pub const LATER: Job =
 
 /// A group's guests, one for each job, with a swap disk as slow as a hard disk. A guest's seed
 /// depends only on its place in the list of jobs, in every mix and setting.
-#[must_use]
 pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
     let guest = |(place, job): (usize, &Job)| {
         let number = jobs[..=place].iter().filter(|other| *other == job).count();
@@ -68,7 +65,6 @@ pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
 
 /// Two groups' guests, each group on a CPU of its own where there are two. The work that one
 /// group gets done then depends on the other one's memory, and not on its CPU time.
-#[must_use]
 pub fn side_by_side(groups: [Vec<MachineSpec>; 2]) -> Vec<MachineSpec> {
     let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
     let on = |(cpu, guests): (usize, Vec<MachineSpec>)| {

@@ -41,7 +41,6 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
 }
 
 /// The paper's settings, without any tracking.
-#[must_use]
 pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> DaemonSettings {
     let (free_pages, tracking) = (FreePagesSpec::Off, TrackingBudget::Off);
     let mode = Mode::Enforce;

@@ -18,31 +18,32 @@
 //! Guests have no huge pages. Swap and a balloon split them, so a guest with enough memory would
 //! have more of them than the others. Their effect under emulation says nothing about a real CPU.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use model::{Bytes, ColdSpec, Mode, Policy};
-use sys::memory_of::Overhead;
 
+use crate::arms::{Arms, Order, across, geometric_mean};
+use crate::background::Background;
 use crate::daemon::DaemonSettings;
 use crate::figures::{Figure, Figures};
 use crate::kim::course::{self, SharingRun};
 use crate::kim::setting::Setting;
-use crate::kim::trial::geometric_mean;
-use crate::lab::{Lab, LabError};
+use crate::lab::LabError;
 use crate::machine::MachineSpec;
 use crate::meb::progress;
 use crate::memory_group::MemoryGroup;
-use crate::recording::{Extremes, median};
+use crate::recording::{Extremes, mean, median};
 use crate::scenario::Context;
 use crate::zram::Zram;
 
 const GROUP: &str = "meb";
+/// Each guest's swap disk, and its operations per second: a general volume of a cloud.
 const SWAP: Bytes = Bytes::mib(1024);
+const SWAP_IOPS: u32 = 3_000;
+/// Rounds of all arms.
+pub const ROUNDS: u32 = 3;
 /// The longest warm-up where no memory moves, because such guests soon reach a steady state.
 const MOST_WARM_UP_FIXED: Duration = Duration::from_secs(60);
-/// Timeout for guests to fill their memory.
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Time between two requests to page out what a guest holds above its fixed memory.
 const HOLD_EVERY: Duration = Duration::from_millis(100);
 const SMALL_PAGES: &str = "transparent_hugepage=never";
@@ -54,28 +55,21 @@ pub struct Member {
     pub name: &'static str,
     /// The command that it runs.
     pub command: &'static str,
-    /// Memory that it has at first.
     pub initial: Bytes,
     /// The most memory that it may have.
     pub high: Bytes,
 }
 
-/// One of the paper's tables.
 #[derive(Debug, Clone, Copy)]
 pub struct Table {
-    /// The guests.
     pub members: &'static [Member],
     /// The least memory that each guest keeps.
     pub low: Bytes,
-    /// Operations per second of each guest's swap disk.
-    pub swap_iops: u32,
     /// Warm-up: guests run, and memory moves, before their work counts. Where no memory moves, it
     /// is a minute at most.
     pub warm_up: Duration,
     /// Length of the measurement, which also ends when the guests' work has ended.
     pub window: Duration,
-    /// Number of rounds.
-    pub rounds: u32,
 }
 
 /// The regime that guests run under.
@@ -115,39 +109,29 @@ impl BalanceArm {
     }
 }
 
-/// The courses of all rounds.
 #[derive(Debug)]
 pub struct BalanceResult {
     table: Table,
-    /// By round, and by [`ARMS`].
-    rounds: Vec<Vec<SharingRun>>,
+    courses: Arms<SharingRun>,
 }
 
 impl Table {
-    /// Runs all rounds.
-    ///
-    /// # Errors
-    /// As for [`course::run`].
     pub fn run(self, context: &Context) -> Result<BalanceResult, LabError> {
-        let mut rounds = Vec::new();
-        for number in 1..=self.rounds {
-            context.say(&format!("Round {number} of {} ...", self.rounds));
-            let courses = ARMS.into_iter().map(|arm| self.course(context, arm));
-            rounds.push(courses.collect::<Result<_, LabError>>()?);
+        let mut courses = Arms::default();
+        for number in 1..=ROUNDS {
+            context.say(&format!("Round {number} of {ROUNDS} ..."));
+            let arms = ARMS.map(|arm| (arm.name(), arm));
+            courses.turn(Order::Listed, &arms, |_, arm| self.course(context, *arm))?;
         }
-        Ok(BalanceResult { table: self, rounds })
+        Ok(BalanceResult { table: self, courses })
     }
 
     /// Runs under balance alone: how often memory moves, and whether that rate falls.
-    ///
-    /// # Errors
-    /// As for [`course::run`].
     pub fn moves(self, context: &Context, mut figures: Figures) -> Result<Figures, LabError> {
         let course = self.course(context, BALANCE)?;
         add_moves(&mut figures, &[&course]);
         let note = "the same in the second half of the time";
-        let later = Figure::new(course.second_half().moves_per_hour(), "count", note);
-        figures.add("moves_per_hour_later", later);
+        figures.tell("moves_per_hour_later", course.second_half().moves_per_hour(), "count", note);
         Ok(figures)
     }
 
@@ -158,12 +142,10 @@ impl Table {
         let all: Bytes = self.members.iter().map(|member| member.high).sum();
         let has_zram = matches!(way, BalanceArm::Under(_) | BalanceArm::SameSwap);
         let _swap = has_zram.then(|| Zram::new(all)).transpose()?;
-        let course = match way {
-            BalanceArm::SameSwap => self.held(context, guests, &setting)?,
-            _ => course::run(context, &guests, &setting, warm_up, self.window)?,
-        };
-        context.say(&course.in_words());
-        Ok(course)
+        match way {
+            BalanceArm::SameSwap => self.held(context, guests, &setting),
+            _ => course::run(context, &guests, &setting, warm_up, self.window),
+        }
     }
 
     /// A course in which the host pages out what each guest holds above its initial memory.
@@ -179,30 +161,28 @@ impl Table {
             guest.cgroup = Some(group.dir().to_owned());
             groups.push(group);
         }
-        let lab = Lab::start(&context.dir, &context.provisions, &guests)?;
-        progress::wait_until_working(&lab, FILL_LIMIT)?;
-        let mut held = Vec::new();
+        let lab = context.start(guests)?;
+        progress::wait_until_working(&lab)?;
+        let mut most = Vec::new();
         for ((machine, group), member) in lab.machines().iter().zip(&groups).zip(self.members) {
             // QEMU's own memory, and its page tables, are not the guest's.
-            let measured = Overhead::measure(machine.process().pid, &[member.high]);
-            let guest = measured.map_err(std::io::Error::other)?.guest;
-            held.push((group, group.usage()?.plus(member.initial).minus(guest)));
+            most.push(group.usage()?.plus(member.initial).minus(machine.overhead()?.guest));
         }
-        let has_ended = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !has_ended.load(Ordering::Relaxed) {
-                    for (group, most) in &held {
-                        // A guest that has just ended has no group that could be asked.
-                        let is_above = group.usage().is_ok_and(|usage| usage > *most);
-                        let _ = is_above.then(|| group.reclaim_to(*most));
-                    }
-                    std::thread::sleep(HOLD_EVERY);
+        // The groups go with it, once their guests have ended.
+        let _hold = Background::start("hold", move |stop| {
+            while !stop.is_given() {
+                for (group, most) in groups.iter().zip(&most) {
+                    // A guest that has just ended has no group that could be asked.
+                    let is_above = group.usage().is_ok_and(|usage| usage > *most);
+                    let _ = is_above.then(|| group.reclaim_to(*most));
                 }
-            });
-            let _end = AtEnd(&has_ended);
-            course::follow(lab, setting, self.warm_up(BalanceArm::SameSwap), self.window)
-        })
+                std::thread::sleep(HOLD_EVERY);
+            }
+        })?;
+        let warm_up = self.warm_up(BalanceArm::SameSwap);
+        let course = course::follow(lab, setting, warm_up, self.window)?;
+        context.say(&course.in_words());
+        Ok(course)
     }
 
     fn warm_up(&self, way: BalanceArm) -> Duration {
@@ -221,7 +201,7 @@ impl Table {
                 shim: true,
                 kernel_options: SMALL_PAGES.to_owned(),
                 ..MachineSpec::new(member.name, GROUP, base, member.high, member.command)
-                    .with_swap(SWAP, Some(self.swap_iops))
+                    .with_swap(SWAP, Some(SWAP_IOPS))
             }
         };
         (0..).zip(self.members).map(guest).collect()
@@ -241,35 +221,7 @@ impl Table {
     }
 }
 
-/// Says that a course has ended, also if it ends by an error.
-struct AtEnd<'a>(&'a AtomicBool);
-
-impl Drop for AtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 impl BalanceResult {
-    /// The courses of an arm, one a round.
-    fn courses(&self, arm: BalanceArm) -> Vec<&SharingRun> {
-        let at = ARMS.iter().position(|known| *known == arm).unwrap_or_default();
-        self.rounds.iter().map(|round| &round[at]).collect()
-    }
-
-    /// The ratio of each guest's speed under `one` to its speed under `other`, by round and guest;
-    /// NaN where one of both is missing.
-    fn ratios(&self, one: BalanceArm, other: BalanceArm) -> Vec<Vec<f64>> {
-        let speed = |course: &SharingRun, guest: usize| {
-            course.speeds.get(guest).copied().unwrap_or(f64::NAN)
-        };
-        let of = |(one, other): (&SharingRun, &SharingRun)| {
-            let guests = 0..self.table.members.len();
-            guests.map(|guest| speed(one, guest) / speed(other, guest)).collect()
-        };
-        self.courses(one).into_iter().zip(self.courses(other)).map(of).collect()
-    }
-
     /// Under each policy: the speed-up of each guest over fixed memory, with the paper's swap and
     /// with the policies' own, and its speed relative to enough memory. The names of the figures
     /// of a policy other than `balance` end with that.
@@ -283,52 +235,50 @@ impl BalanceResult {
             let is_balance = policy == Policy::Balance;
             let end = if is_balance { String::new() } else { format!("_{}", policy.name()) };
             for (kind, other, words) in kinds {
-                let rounds = self.ratios(BalanceArm::Under(policy), other);
-                for (place, member) in self.table.members.iter().enumerate() {
-                    let each = rounds.iter().map(|guests| guests[place]).collect();
+                let of = |guest: usize| {
+                    let speed = |course: &SharingRun| course.speed(guest);
+                    self.courses.ratios(policy.name(), other.name(), speed)
+                };
+                let ratios: Vec<Vec<f64>> = (0..self.table.members.len()).map(of).collect();
+                for (member, each) in self.table.members.iter().zip(&ratios) {
                     let note = format!("{}: its speed to that {words}", member.command);
-                    let figure = Figure::of_rounds(each, "ratio", note);
-                    figures.add(&format!("{kind}_{}{end}", member.name), figure);
+                    let name = format!("{kind}_{}{end}", member.name);
+                    figures.tell_rounds(&name, each.clone(), "ratio", note);
                 }
-                let mean = |guests: &Vec<f64>| guests.iter().sum::<f64>() / guests.len() as f64;
-                let means = rounds.iter().map(mean).collect();
-                let geometric = rounds.iter().map(|guests| geometric_mean(guests.iter().copied()));
-                let note = format!(
-                    "of all guests, to that {words}; their geometric mean {:.2}",
-                    median(geometric)
-                );
-                figures.add(&format!("{kind}_mean{end}"), Figure::of_rounds(means, "ratio", note));
-                let least = rounds.iter().map(|guests| guests.iter().copied().smallest()).collect();
+                let geometric = median(across(&ratios, geometric_mean));
+                let note =
+                    format!("of all guests, to that {words}; their geometric mean {geometric:.2}");
+                let means = across(&ratios, mean);
+                figures.tell_rounds(&format!("{kind}_mean{end}"), means, "ratio", note);
+                let least = across(&ratios, |guests| guests.into_iter().smallest());
                 let note = "of the guest that has it worst";
-                figures.add(&format!("{kind}_min{end}"), Figure::of_rounds(least, "ratio", note));
+                figures.tell_rounds(&format!("{kind}_min{end}"), least, "ratio", note);
             }
         }
     }
 
     /// Misses of all guests under each policy, and the rate at which memory moves.
     pub fn add_misses(&self, figures: &mut Figures) {
-        let misses = POLICIES.map(|policy| {
-            let courses = self.courses(BalanceArm::Under(policy));
-            courses.iter().map(|course| course.misses()).collect::<Vec<f64>>()
-        });
+        let misses = POLICIES.map(|policy| self.courses.each(policy.name(), SharingRun::misses));
         for (policy, misses) in POLICIES.iter().zip(&misses) {
             let note = "of all guests, in their swap and the host's";
-            let figure = Figure::of_rounds(misses.clone(), "count", note);
-            figures.add(&format!("misses_{}", policy.name()), figure);
+            figures.tell_rounds(
+                &format!("misses_{}", policy.name()),
+                misses.clone(),
+                "count",
+                note,
+            );
         }
         let [balance, others @ ..] = &misses;
         figures.add("misses_to_next", misses_to_next(balance, others));
-        add_moves(figures, &self.courses(BALANCE));
+        add_moves(figures, &self.courses.of(BALANCE.name()).collect::<Vec<_>>());
     }
 }
 
 /// In each round: the misses of the policy that comes next, to those of `balance`.
 fn misses_to_next(balance: &[f64], others: &[Vec<f64>]) -> Figure {
-    let next = |round: usize| {
-        let of_round = others.iter().map(|of| of.get(round).copied().unwrap_or(f64::NAN));
-        of_round.smallest()
-    };
-    let ratios = balance.iter().enumerate().map(|(round, misses)| next(round) / misses).collect();
+    let next = across(others, |misses| misses.into_iter().smallest());
+    let ratios = across(&[next, balance.to_vec()], |both| both[0] / both[1]);
     let note = "of the policy that comes next to what balance misses in the same round";
     Figure::of_rounds(ratios, "ratio", note)
 }
@@ -336,7 +286,7 @@ fn misses_to_next(balance: &[f64], others: &[Vec<f64>]) -> Figure {
 fn add_moves(figures: &mut Figures, courses: &[&SharingRun]) {
     let mut add = |name: &str, measure: fn(&SharingRun) -> f64, note: &str| {
         let rounds = courses.iter().map(|course| measure(course)).collect();
-        figures.add(name, Figure::of_rounds(rounds, "count", note));
+        figures.tell_rounds(name, rounds, "count", note);
     };
     let words = "targets that balance changed, in an hour at this pace";
     add("moves_per_hour", SharingRun::moves_per_hour, words);

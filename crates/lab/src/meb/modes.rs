@@ -57,14 +57,6 @@ pub const RESTING: Schedule = Schedule { pairs: 1, beginning: 70, with: 130, wit
 /// find idle memory. Revoking that is expensive, and done once.
 pub const CHEAP: Schedule = Schedule { pairs: 3, beginning: 15, with: 20, without: 10 };
 
-impl Schedule {
-    /// Its length in lines, and thus in seconds.
-    #[must_use]
-    pub const fn lines(&self) -> usize {
-        self.pairs * (self.beginning + self.with + CHANGE + self.without)
-    }
-}
-
 /// The measure of a way's cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instrument {
@@ -82,9 +74,7 @@ pub struct ModeArm {
     pub name: &'static str,
     /// Its mean overhead in Table I; `None`: not in the paper.
     pub paper: Option<&'static str>,
-    /// The worker's settings for it.
     pub settings: Settings,
-    /// Its observation time.
     pub schedule: Schedule,
     /// The measure of its cost.
     pub instrument: Instrument,
@@ -92,7 +82,6 @@ pub struct ModeArm {
 
 /// All ways, in the paper's order of falling cost. Ways without a budget track granules of
 /// `granule_pages`.
-#[must_use]
 pub fn all(granule_pages: u32) -> Vec<ModeArm> {
     let (small, dynamic) = (HotSet::Fixed(SMALL_HOT_SET), HotSet::Dynamic);
     let way = |name, paper, structure, hot_set, intermittent, schedule| {
@@ -123,13 +112,11 @@ pub fn all(granule_pages: u32) -> Vec<ModeArm> {
 }
 
 /// The settings of the product.
-#[must_use]
 pub fn shipped() -> Settings {
     Settings::new(Mode::Probes { budget: BUDGET })
 }
 
 /// The paper's best way, never switched off: the reference for intermittent tracking.
-#[must_use]
 pub fn always_on() -> Settings {
     let (structure, hot_set) = (Structure::Bitmap, HotSet::Dynamic);
     Settings::new(Mode::Lru(Lru {

@@ -15,16 +15,17 @@ pub struct Page {
 }
 
 impl Page {
-    /// Adds a plot.
+    /// A page with one plot.
+    pub fn of(heading: &str, chart: Chart) -> Self {
+        Self { plots: vec![(heading.to_owned(), chart)] }
+    }
+
     pub fn add(&mut self, heading: &str, chart: Chart) {
         self.plots.push((heading.to_owned(), chart));
     }
 
     /// Writes `<scenario>.html` and `<scenario>.svg` into the logs of the lab that was in `dir`,
     /// and puts their path into the figures' preface.
-    ///
-    /// # Errors
-    /// When a file cannot be written.
     pub fn write(self, dir: &Path, figures: &mut Figures) -> Result<(), LabError> {
         let path = page::write(&dir.join("log"), figures, "", &self.plots)?;
         figures.preface = format!("\nReport with plots: {}\n\n", path.display());
@@ -33,9 +34,6 @@ impl Page {
 }
 
 /// Writes a file of the report.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn save(path: &Path, content: &[u8]) -> Result<(), LabError> {
     let written = std::fs::write(path, content);
     Ok(written.map_err(|error| ReportError::Write { path: path.to_owned(), error })?)

@@ -24,13 +24,11 @@ pub struct Pairs {
 /// A median and the interval that holds the true one in at least 95 of 100 cases.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Median {
-    /// The median.
     pub value: f64,
     /// The lower end of its interval.
     pub low: f64,
     /// The upper end.
     pub high: f64,
-    /// The number of values.
     pub count: usize,
 }
 
@@ -40,14 +38,12 @@ impl Pairs {
         self.without.push(rate);
     }
 
-    /// Adds a window with.
     pub fn add_with(&mut self, rate: f64) {
         self.with.push(rate);
     }
 
     /// The increase of an operation's time: 0.01 is one percent. There is one value per window
     /// with.
-    #[must_use]
     pub fn overheads(&self) -> Vec<f64> {
         let neighbours = self.without.windows(2).map(|pair| f64::midpoint(pair[0], pair[1]));
         let ratios = neighbours.zip(&self.with).map(|(without, with)| without / with - 1.0);
@@ -55,7 +51,6 @@ impl Pairs {
     }
 
     /// Their median.
-    #[must_use]
     pub fn overhead(&self) -> Median {
         Median::of(self.overheads())
     }
@@ -63,7 +58,6 @@ impl Pairs {
 
 impl Median {
     /// The median of `values`; NaN when there are none.
-    #[must_use]
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let count = values.len();
@@ -75,7 +69,6 @@ impl Median {
     }
 
     /// A text for a figure's note, in percent.
-    #[must_use]
     pub fn interval_percent(&self) -> String {
         let interval = format!("{:+.2} to {:+.2} %", self.low * 100.0, self.high * 100.0);
         match self.count {

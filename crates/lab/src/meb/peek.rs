@@ -35,9 +35,6 @@ pub struct Peek {
 
 impl Peek {
     /// Begins to sample the guest of QEMU process `pid`.
-    ///
-    /// # Errors
-    /// When its shim does not obey a request.
     pub fn start(pid: u32, seed: u64) -> Result<Self, LabError> {
         let connection = Connection::connect(&address_of_shim(pid)?, PATIENCE).map_err(failed)?;
         let (answer, fd) = ask(&connection, &Request::Hello { version: VERSION })?;
@@ -77,9 +74,6 @@ impl Peek {
     /// The share of the guest's memory that is active. Call it every second: the shim restores
     /// all pages when its client is silent for longer, as this one is while the disk is busy. A
     /// period is lost then.
-    ///
-    /// # Errors
-    /// When the shim does not answer.
     pub fn active(&mut self) -> Result<f64, LabError> {
         let (answer, _) = ask(&self.connection, &Request::Status)?;
         match answer {
@@ -124,7 +118,6 @@ impl Peek {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a hundred pages")]
 fn share(part: usize, whole: usize) -> f64 {
     part as f64 / whole.max(1) as f64
 }

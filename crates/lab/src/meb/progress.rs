@@ -12,10 +12,11 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 
 const POLL: Duration = Duration::from_millis(10);
+/// Timeout for guests to fill their memory, partly into a slow swap or under a tracer.
+const WORK_LIMIT: Duration = Duration::from_secs(240);
 /// Timeout for the next line of a guest that is busy with other work.
 const LINE_LIMIT: Duration = Duration::from_secs(30);
 
-/// One line of a guest.
 #[derive(Debug, Clone)]
 pub struct Line {
     /// The time at which the host saw it.
@@ -24,13 +25,11 @@ pub struct Line {
     pub t_s: f64,
     /// Operations since its workload began.
     pub ops: f64,
-    /// The whole line.
     pub value: Value,
 }
 
 impl Line {
     /// The newest line of a guest, if there is one.
-    #[must_use]
     pub fn newest(machine: &Machine) -> Option<Self> {
         let sample = machine.last_metric()?;
         let (t_s, ops) = (sample.value["t_s"].as_f64()?, sample.value["ops"].as_f64()?);
@@ -39,7 +38,6 @@ impl Line {
 
     /// Operations per second between an earlier line and this one; NaN when no time lies between
     /// them.
-    #[must_use]
     pub fn rate_since(&self, earlier: &Self) -> f64 {
         let seconds = self.t_s - earlier.t_s;
         if seconds > 0.0 { (self.ops - earlier.ops) / seconds } else { f64::NAN }
@@ -51,13 +49,11 @@ impl Line {
     }
 
     /// Whether its work has ended.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         self.value["final"] == true
     }
 
     /// A number that the line holds under this name.
-    #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {
         self.value[name].as_f64()
     }
@@ -71,20 +67,14 @@ pub struct Lines {
 
 impl Lines {
     /// An empty record of the lab's guests.
-    #[must_use]
     pub fn of(lab: &Lab) -> Self {
         Self { of: lab.machines().iter().map(|_| Vec::new()).collect() }
     }
 
     /// Reads new lines; must be called several times a second.
-    ///
-    /// # Errors
-    /// When a guest is dead.
     pub fn look(&mut self, lab: &Lab) -> Result<(), LabError> {
         for (machine, lines) in lab.machines().iter().zip(&mut self.of) {
-            if !machine.alive() {
-                return Err(machine.death());
-            }
+            machine.ensure_alive()?;
             let newest = Line::newest(machine);
             lines.extend(newest.filter(|line| lines.last().is_none_or(|l| l.t_s < line.t_s)));
         }
@@ -92,9 +82,6 @@ impl Lines {
     }
 
     /// Reads new lines until `until` holds.
-    ///
-    /// # Errors
-    /// When a guest dies, the user interrupts, or `limit` has passed.
     pub fn look_until(
         &mut self,
         lab: &Lab,
@@ -115,10 +102,6 @@ impl Lines {
         }
     }
 
-    /// Reads new lines for `length`.
-    ///
-    /// # Errors
-    /// When a guest dies or the user interrupts.
     pub fn look_for(&mut self, lab: &Lab, length: Duration) -> Result<(), LabError> {
         let end = Instant::now() + length;
         while Instant::now() < end {
@@ -128,14 +111,16 @@ impl Lines {
         self.look(lab)
     }
 
-    /// The lines of one guest.
-    #[must_use]
     pub fn guest(&self, index: usize) -> &[Line] {
         self.of.get(index).map_or(&[], Vec::as_slice)
     }
 
+    /// Operations per second of one guest over all its lines; NaN when there are fewer than two.
+    pub fn rate(&self, index: usize) -> f64 {
+        rate(self.guest(index))
+    }
+
     /// The least number of lines that a guest has written.
-    #[must_use]
     pub fn fewest(&self) -> usize {
         self.of.iter().map(Vec::len).min().unwrap_or(0)
     }
@@ -151,9 +136,6 @@ impl Lines {
 
 /// Each guest's rate over `lines` of its lines, after the first `beginning` lines that it writes
 /// from now on.
-///
-/// # Errors
-/// When a guest has died, or does not report.
 pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabError> {
     let mut seen = Lines::of(lab);
     // The newest line is from before.
@@ -161,11 +143,15 @@ pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabE
     let limit = LINE_LIMIT + Duration::from_secs((beginning + lines) as u64);
     let enough = 1 + beginning + lines;
     seen.look_until(lab, "the guests to report", limit, |seen| seen.fewest() >= enough)?;
-    let rate = |place| match seen.guest(place).get(beginning..) {
-        Some([first, .., last]) => last.rate_since(first),
+    let after = |lines: &Vec<Line>| rate(lines.get(beginning..).unwrap_or_default());
+    Ok(seen.of.iter().map(after).collect())
+}
+
+fn rate(lines: &[Line]) -> f64 {
+    match lines {
+        [first, .., last] => last.rate_since(first),
         _ => f64::NAN,
-    };
-    Ok((0..lab.machines().len()).map(rate).collect())
+    }
 }
 
 /// The text that a guest's init prints when its workload has ended.
@@ -175,10 +161,10 @@ const END_MARK: &str = "workload ended";
 /// guest that is to begin later may still wait.
 ///
 /// # Errors
-/// When that takes longer than `limit`, a guest dies, or its workload has ended (for example,
-/// because its command line is wrong).
-pub fn wait_until_working(lab: &Lab, limit: Duration) -> Result<(), LabError> {
-    lab.wait_for("every guest to work", limit, |lab| {
+/// When that takes too long, a guest dies, or its workload has ended (for example, because its
+/// command line is wrong).
+pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
+    lab.wait_for("every guest to work", WORK_LIMIT, |lab| {
         for machine in lab.machines() {
             let console = std::fs::read(&machine.files().console).unwrap_or_default();
             if String::from_utf8_lossy(&console).contains(END_MARK) {

@@ -50,7 +50,6 @@ impl Sampler {
 
     /// The share of memory that is active; `so_far` is the share of the running period's sample
     /// that was touched.
-    #[must_use]
     pub fn active(&self, so_far: f64) -> f64 {
         let Some(Averages { slow, fast }) = self.averages else { return so_far };
         let now = fast + FAST_GAIN * (so_far - fast);

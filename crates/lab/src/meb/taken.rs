@@ -38,9 +38,6 @@ pub struct Moment {
 impl Moment {
     /// Reads the clocks now. `watches` are in the lab's order; there are none where nothing is
     /// tracked.
-    ///
-    /// # Errors
-    /// When a guest has died.
     pub fn now(lab: &Lab, watches: &[Watch]) -> Result<Self, LabError> {
         let times = |(place, machine): (usize, &Machine)| {
             let tracker = watches.get(place).map_or(Duration::ZERO, Watch::cpu);
@@ -106,17 +103,14 @@ fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
 /// Time that tracking took, each part as a share of the CPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Taken {
-    /// By the tracker.
     pub tracker: f64,
     /// By the shim, without traps.
     pub shim: f64,
-    /// By traps.
     pub traps: f64,
 }
 
 impl Taken {
     /// The difference of windows with tracking and windows without.
-    #[must_use]
     pub fn of(with: &Account, without: &Account) -> Self {
         let share = |of: fn(&Account) -> f64| of(with) / with.wall - of(without) / without.wall;
         Self {
@@ -127,7 +121,6 @@ impl Taken {
     }
 
     /// The increase of the guest's run time on the rest of the CPU: 0.01 is one percent.
-    #[must_use]
     pub fn overhead(&self) -> f64 {
         1.0 / (1.0 - (self.tracker + self.shim + self.traps)).max(1e-3) - 1.0
     }

@@ -6,9 +6,8 @@
 //!
 //! **Invariant.** Every time stamp is on the clock of traps and traces (`CLOCK_MONOTONIC`).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::{Bytes, Tracking};
@@ -18,6 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sys::process::Identity;
 use worker::{STEP, Settings, State, Tracked};
 
+use crate::background::{Background, Stop};
 use crate::lab::{Lab, LabError};
 
 /// Timeout for the start of a guest's tracking.
@@ -30,7 +30,6 @@ pub struct TrackingSample {
     pub at_us: u64,
     /// The worker's report for the daemon.
     pub tracking: Tracking,
-    /// The whole curve, over bytes.
     pub curve: MissRatioCurve,
     /// The rate of the event that wakes intermittent tracking; `None`: the mode has none.
     pub event: Option<f64>,
@@ -41,7 +40,6 @@ pub struct TrackingSample {
 pub struct Record {
     /// The observations, in order.
     pub seen: Vec<TrackingSample>,
-    /// Length of the watch.
     pub lasted: Duration,
     /// CPU time of the tracker.
     pub cpu: Duration,
@@ -53,13 +51,11 @@ pub struct Record {
 
 impl Record {
     /// The tracker's CPU time as a share of one CPU.
-    #[must_use]
     pub fn cpu_share(&self) -> f64 {
         self.cpu.as_secs_f64() / self.lasted.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
     /// Traps of the whole watch.
-    #[must_use]
     pub fn traps(&self) -> u64 {
         self.seen.last().map_or(0, |seen| seen.tracking.cost.traps)
     }
@@ -68,11 +64,10 @@ impl Record {
 /// A guest that is being tracked. Dropping it ends the tracking, too.
 #[derive(Debug)]
 pub struct Watch {
-    stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
     held: Arc<Mutex<Option<WatchState>>>,
     shown: Arc<Mutex<Shown>>,
-    thread: Option<JoinHandle<Record>>,
+    thread: Background<Record>,
 }
 
 /// The most of a guest that may be in memory, and the memory that its QEMU has besides the guest.
@@ -93,9 +88,6 @@ struct Shown {
 
 impl Watch {
     /// Begins to track the guest of QEMU process `pid`; an observation is kept every `every`.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn start(
         pid: u32,
         settings: Settings,
@@ -106,9 +98,6 @@ impl Watch {
     }
 
     /// The same from outside, for a guest with `ram` of RAM.
-    ///
-    /// # Errors
-    /// When no thread can be started.
     pub fn attached(
         pid: u32,
         ram: Bytes,
@@ -126,30 +115,28 @@ impl Watch {
         cpus: &[usize],
         every: Duration,
     ) -> Result<Self, LabError> {
-        let (stop, swapped) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let swapped = Arc::new(AtomicU64::new(0));
         let (held, shown) = (Arc::default(), Arc::new(Mutex::new(Shown::default())));
         let mut set = CpuSet::new();
         cpus.iter().for_each(|cpu| set.set(*cpu));
         let is_pinned = !cpus.is_empty();
         let mut driver = Driver {
             tracked: track(process),
-            stop: Arc::clone(&stop),
             swapped: Arc::clone(&swapped),
             held: Arc::clone(&held),
             shown: Arc::clone(&shown),
             every,
         };
-        let run = move || {
+        let run = move |stop: &Stop| {
             if is_pinned {
                 // The CPU may be gone meanwhile; then any other will do.
                 let _ = sched_setaffinity(None, &set);
             }
-            let record = driver.run();
+            let record = driver.run(stop);
             driver.tracked.release();
             record
         };
-        let thread = std::thread::Builder::new().name("watch".into()).spawn(run)?;
-        Ok(Self { stop, swapped, held, shown, thread: Some(thread) })
+        Ok(Self { swapped, held, shown, thread: Background::start("watch", run)? })
     }
 
     /// Sets the amount of the guest that lies in its swap.
@@ -164,26 +151,20 @@ impl Watch {
             Some(WatchState { resident, own });
     }
 
-    /// The latest observation.
-    #[must_use]
     pub fn latest(&self) -> Option<TrackingSample> {
         self.shown().latest.clone()
     }
 
-    /// Whether it tracks at present.
-    #[must_use]
     pub fn is_tracking(&self) -> bool {
         self.shown().is_tracking
     }
 
     /// CPU time of the tracker since it began, as of its last step.
-    #[must_use]
     pub fn cpu(&self) -> Duration {
         self.shown().cpu
     }
 
     /// The reason why it does not track, if it does not.
-    #[must_use]
     pub fn why_not(&self) -> Option<String> {
         self.shown().why_not.clone()
     }
@@ -192,23 +173,12 @@ impl Watch {
     ///
     /// # Errors
     /// When the tracker failed, which is a fault of Overbook.
-    pub fn stop(mut self) -> Result<Record, LabError> {
-        self.stop.store(true, Ordering::Relaxed);
-        let Some(thread) = self.thread.take() else { return Err(LabError::Tracker) };
-        thread.join().map_err(|_| LabError::Tracker)
+    pub fn stop(self) -> Result<Record, LabError> {
+        self.thread.stop().ok_or(LabError::Tracker)
     }
 
     fn shown(&self) -> std::sync::MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -236,7 +206,6 @@ fn identity(pid: u32) -> Result<Identity, LabError> {
 
 struct Driver {
     tracked: Tracked,
-    stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
     held: Arc<Mutex<Option<WatchState>>>,
     shown: Arc<Mutex<Shown>>,
@@ -244,11 +213,11 @@ struct Driver {
 }
 
 impl Driver {
-    fn run(&mut self) -> Record {
+    fn run(&mut self, stop: &Stop) -> Record {
         let (began, cpu_before) = (Instant::now(), own_cpu());
         let mut seen = Vec::new();
         let (mut steps, mut steps_on, mut due) = (0.0_f64, 0.0_f64, began + self.every);
-        while !self.stop.load(Ordering::Relaxed) {
+        while !stop.is_given() {
             let next = Instant::now() + STEP;
             self.tracked.set_swapped(Bytes(self.swapped.load(Ordering::Relaxed)));
             if let Some(held) = *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -296,7 +265,6 @@ impl Driver {
 }
 
 /// The present time, in microseconds of `CLOCK_MONOTONIC`.
-#[must_use]
 pub fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let part = |part: i64| u64::try_from(part).unwrap_or(0);

@@ -26,7 +26,6 @@ pub const MEMORY: Bytes = Bytes::mib(256);
 pub struct Workload {
     /// Its name in figures.
     pub name: &'static str,
-    /// The command that the guest runs.
     pub command: &'static str,
 }
 
@@ -48,7 +47,6 @@ pub const ALL: [Workload; 10] = [
 impl Workload {
     /// The guest that runs it, with the shim, on the CPU for its place among the guests that run
     /// side by side.
-    #[must_use]
     pub fn guest(&self, place: usize, seed: u64) -> MachineSpec {
         let spec = MachineSpec::new(self.name, "meb", MEMORY, MEMORY, self.command);
         MachineSpec { seed, shim: true, cpus: cpu_of(place), ..spec }
@@ -56,7 +54,6 @@ impl Workload {
 }
 
 /// The CPU for this place among guests that run side by side; any CPU where there is only one.
-#[must_use]
 pub fn cpu_of(place: usize) -> Vec<usize> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if cpus > 1 { vec![place % cpus] } else { Vec::new() }

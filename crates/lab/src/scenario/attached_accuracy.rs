@@ -12,27 +12,15 @@
 //! Left out: guests in huge pages, of which tracking samples a part of the blocks, and KVM. The
 //! virtual host covers both.
 
-use std::time::Duration;
-
-use super::meb_accuracy::{
-    AccuracySource, OUT, Row, ZRAM, add_all, add_out, compare_all, mean, page,
-};
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::{Lab, LabError, Machine};
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
+use super::meb_accuracy::{AccuracySource, OUT, Row, ZRAM, add_all, add_out, compare_all, page};
+use super::prelude::*;
 use crate::meb::watch::{Watch, wait_until_tracked};
 use crate::meb::workloads::{ALL, Workload};
-use crate::recording::Extremes;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-accuracy",
     summary: "working sets and curves of guests without the shim, against every access they made",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS, measured::TRACER],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS, measured::TRACER],
     claims: claims! {
         "wss_accuracy_mean" >= 0.952 => "ratio",
             "The working set of ten workloads is right with nothing loaded, against every access",
@@ -41,13 +29,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "mrc_mae_out" <= 0.03 => "ratio", "The curve is right with half of the memory out";
         "cost" <= 0.01 => "vCPU", "It costs a vCPU no more than the budget";
     },
-    rounds: 1,
     run,
 };
 
 /// The guests whose speed is measured.
 const QUICK: [&str; 2] = ["random", "kv"];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Number of windows with tracking.
 const PAIRS: usize = 8;
 /// Seconds after each change that are not measured, and seconds of a window; a guest prints one
@@ -72,22 +58,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     add_all(&mut figures, &rows);
     add_out(&mut figures, &rows_out);
     let overhead = Median::of(overheads);
-    figures.add(
-        "speed",
-        Figure::new(1.0 / (1.0 + overhead.value), "ratio", overhead.interval_percent())
-            .target(Target::AtLeast(0.99)),
-    );
+    let note = overhead.interval_percent();
+    figures.check("speed", 1.0 / (1.0 + overhead.value), "ratio", note, Target::AtLeast(0.99));
     let cost = rows.iter().map(|row| row.vcpu_share).largest();
-    figures.add(
-        "cost",
-        Figure::new(cost, "vCPU", "prober and touches, in the dearest half minute of all guests"),
-    );
+    let note = "prober and touches, in the dearest half minute of all guests";
+    figures.tell("cost", cost, "vCPU", note);
     let cpu = mean(rows.iter().map(|row| row.cpu_share));
-    figures.add("prober_cpu", Figure::new(cpu, "CPU", "the prober's own part, mean of all guests"));
+    figures.tell("prober_cpu", cpu, "CPU", "the prober's own part, mean of all guests");
     let beside = |of: fn(&Row) -> f64| mean(trapped.iter().map(of));
     let note = "the same workloads by the shim's traps, at the same budget";
-    figures.add("traps_wss_accuracy", Figure::new(beside(Row::accuracy), "ratio", note));
-    figures.add("traps_mrc_mae", Figure::new(beside(Row::curve_error), "ratio", note));
+    figures.tell("traps_wss_accuracy", beside(Row::accuracy), "ratio", note);
+    figures.tell("traps_mrc_mae", beside(Row::curve_error), "ratio", note);
     page(&rows).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
@@ -98,8 +79,8 @@ fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabE
         AccuracySource::Outside.guest(workload, place, context.seed)
     };
     let specs: Vec<_> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let mut lab = context.start(specs.clone())?;
+    progress::wait_until_working(&lab)?;
     let mut pairs = vec![Pairs::default(); specs.len()];
     let rates = |lab: &Lab| progress::rates(lab, BEGINNING, WINDOW);
     for _ in 0..PAIRS {

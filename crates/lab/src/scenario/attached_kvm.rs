@@ -9,30 +9,17 @@
 //! The guest sweeps through the memory that it verifies. Its working set is that size, plus the
 //! memory that its kernel touches.
 
-use std::time::Duration;
-
-use model::Bytes;
-use sys::memory_of::{Counters, Overhead};
 use sys::outside::private_pieces;
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::accel::Accel;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
 use crate::meb::modes;
 use crate::meb::watch::{Watch, wait_until_tracked};
-use crate::memory_group::MemoryGroup;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-kvm",
     summary: "a guest under KVM is tracked and paged from outside, and no byte is lost",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Under KVM with nested paging no byte is lost when half of a guest is paged out and \
@@ -41,15 +28,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "huge_kept" >= 0.9 => "ratio", "A guest in huge pages keeps them";
         "working_set" >= 0.9 => "ratio", "The working set is right under KVM";
     },
-    rounds: 1,
     run,
 };
 
 const MEMORY: Bytes = Bytes::mib(160);
 const SWAP: Bytes = Bytes::mib(256);
-const VERIFIED: Bytes = Bytes::mib(64);
+const VERIFIED_MB: u32 = 64;
 const WORKLOAD: &str = "verify --mb 64 --rate 16";
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Time for tracking to learn the working set.
 const LEARNS: Duration = Duration::from_secs(25);
 const OUT_LIMIT: Duration = Duration::from_secs(60);
@@ -69,35 +54,28 @@ struct KvmFigures {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     let is_kvm = f64::from(u8::from(context.provisions.accel == Accel::Kvm));
-    figures.add("kvm", Figure::new(is_kvm, "bool", "the guest runs under KVM"));
+    figures.tell("kvm", is_kvm, "bool", "the guest runs under KVM");
     let _swap = Zram::new(SWAP)?;
     for (prefix, small_pages) in [("", true), ("huge_", false)] {
         let seen = look(context, small_pages)?;
-        let mut add = |name: &str, value: f64, unit, note: &str, target| {
-            let figure = Figure::new(value, unit, note);
-            let figure = match target {
-                Some(target) => figure.target(target),
-                None => figure,
-            };
-            figures.add(&format!("{prefix}{name}"), figure);
-        };
-        let ratio = seen.working_set.as_mib() / VERIFIED.as_mib();
+        let named = |name: &str| format!("{prefix}{name}");
+        let ratio = seen.working_set.as_mib() / f64::from(VERIFIED_MB);
+        // Of a guest in huge pages, tracking samples only one block in sixteen: that is no claim.
         let note = "working set, of what the guest verifies";
-        // Of a guest in huge pages, tracking samples only one block in sixteen.
-        add("working_set", ratio, "ratio", note, small_pages.then_some(Target::AtLeast(0.9)));
-        let note = "prober and touches";
-        add("cost", seen.vcpu_share, "vCPU", note, None);
+        figures.tell(&named("working_set"), ratio, "ratio", note);
+        figures.tell(&named("cost"), seen.vcpu_share, "vCPU", "prober and touches");
         if !small_pages {
             let note = "of its huge pages, after it was tracked";
-            add("kept", seen.huge_kept, "ratio", note, Some(Target::AtLeast(0.9)));
+            figures.tell(&named("kept"), seen.huge_kept, "ratio", note);
         }
         let note = "of QEMU in swap when half of its memory was to be";
-        let enough = Some(Target::AtLeast(ENOUGH.as_mib()));
-        add("paged_out_mib", seen.out.as_mib(), "MiB", note, enough);
+        let enough = Target::AtLeast(ENOUGH.as_mib());
+        figures.check(&named("paged_out_mib"), seen.out.as_mib(), "MiB", note, enough);
         let note = "still in swap after everything was read back";
-        add("left_out_mib", seen.left_out.as_mib(), "MiB", note, Some(Target::AtMost(4.0)));
+        let (left, most) = (seen.left_out.as_mib(), Target::AtMost(4.0));
+        figures.check(&named("left_out_mib"), left, "MiB", note, most);
         let note = "wrong bytes in the guest's memory";
-        add("bad_bytes", seen.bad_bytes as f64, "B", note, Some(Target::Equals(0.0)));
+        figures.tell(&named("bad_bytes"), seen.bad_bytes as f64, "B", note);
     }
     Ok(figures)
 }
@@ -105,15 +83,11 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
     let group = MemoryGroup::new(SCENARIO.name)?;
     let spec = MachineSpec {
-        seed: context.seed,
         small_pages,
-        cgroup: Some(group.dir().to_owned()),
-        ..MachineSpec::new("guest", "attached", MEMORY, MEMORY, WORKLOAD)
+        ..context.guest("guest", "attached", MEMORY, WORKLOAD).in_cgroup(group.dir())
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
-    lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= VERIFIED.as_mib()))
-    })?;
+    let mut lab = context.start([spec])?;
+    fleet::wait_until_filled(&lab, VERIFIED_MB)?;
     let machine = lab.machine("guest")?;
     let pid = machine.process().pid;
     let huge_before = huge(machine)?;
@@ -125,10 +99,9 @@ fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
     let working_set = tracking.and_then(|it| it.working_set).unwrap_or_default();
     let vcpu_share = tracking.map_or(f64::NAN, |it| it.cost.vcpu_share);
     let huge_kept = huge(machine)?.as_mib() / huge_before.as_mib();
-    let Overhead { own, guest, .. } =
-        Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
+    let Overhead { own, guest, .. } = machine.overhead()?;
     watch.hold(guest.percent(50), own);
-    let swapped = || Counters::of(pid).map(|now| now.swapped).map_err(std::io::Error::other);
+    let swapped = || Counters::of(pid).map(|now| now.swapped);
     let most_of_half = guest.percent(40);
     lab.wait_for(
         "half of the guest to be paged out",
@@ -145,6 +118,6 @@ fn look(context: &Context, small_pages: bool) -> Result<KvmFigures, LabError> {
 
 /// The guest's memory in huge pages.
 fn huge(machine: &Machine) -> Result<Bytes, LabError> {
-    let pieces = private_pieces(machine.process().pid).map_err(std::io::Error::other)?;
+    let pieces = private_pieces(machine.process().pid)?;
     Ok(pieces.iter().map(|piece| piece.huge).sum())
 }

@@ -9,33 +9,19 @@
 //!
 //! The scenario needs root, and 20 GiB of the host's memory.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-use sys::memory_of::{Counters, Overhead};
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
+use super::prelude::*;
 use crate::meb::modes;
 use crate::meb::watch::{Watch, wait_until_tracked};
-use crate::recording::Extremes;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "attached-large",
     summary: "a guest of 16 GiB, from outside: its working set, and its memory out and back",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS],
     claims: claims! {
         "release_s" <= 5.0 => "s", "Paged-out memory of a guest of 16 GiB comes back soon";
         "off_20s" <= 0.1 => "ratio", "Its working set of 2 GiB is known after 20 s";
         "cost" <= 0.01 => "vCPU", "It costs no more than the budget";
     },
-    rounds: 1,
     run,
 };
 
@@ -60,14 +46,13 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     let _zram = Zram::new(SWAP)?;
     let spec = MachineSpec {
-        seed: context.seed,
         reporting_order: None,
-        ..MachineSpec::new("large", "attached", MEMORY, MEMORY, WORKLOAD)
+        ..context.guest("large", "attached", MEMORY, WORKLOAD)
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start([spec])?;
     context.say("14 GiB are filled, then 2 GiB touched ...");
     let pid = lab.machine("large")?.process().pid;
-    let counters = || Counters::of(pid).map_err(std::io::Error::other);
+    let counters = || Counters::of(pid);
     lab.wait_for(
         "the guest to have filled its memory, and to be back at 2 GiB",
         FILL_LIMIT,
@@ -97,18 +82,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let cost = watch.latest().map_or(f64::NAN, |seen| seen.tracking.cost.vcpu_share);
     let cpu = watch.cpu().as_secs_f64() / began.elapsed().as_secs_f64();
     let off = |ratio: f64| (ratio - 1.0).abs();
-    figures.add("known_s", Figure::new(at, "s", "until the working set is first within 10 %"));
-    figures.add(
-        "off_20s",
-        Figure::new(off(after_20_s), "ratio", "how far the working set is off after 20 s"),
-    );
+    figures.tell("known_s", at, "s", "until the working set is first within 10 %");
+    figures.tell("off_20s", off(after_20_s), "ratio", "how far the working set is off after 20 s");
     let worst = readings.iter().copied().map(off).largest();
-    figures.add("off_worst", Figure::new(worst, "ratio", "the same, at worst until 60 s"));
-    figures.add("cost", Figure::new(cost, "vCPU", "prober and touches"));
-    figures.add("prober_cpu", Figure::new(cpu, "CPU", "the prober's own part"));
+    figures.tell("off_worst", worst, "ratio", "the same, at worst until 60 s");
+    figures.tell("cost", cost, "vCPU", "prober and touches");
+    figures.tell("prober_cpu", cpu, "CPU", "the prober's own part");
 
     context.say("all but 4 GiB are paged out ...");
-    let overhead = Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
+    let overhead = lab.machines()[0].overhead()?;
     let began = Instant::now();
     watch.hold(KEPT, overhead.own);
     // Resident memory is the criterion: from Linux 6.12 on, a split of a huge page drops its pages
@@ -117,8 +99,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     lab.wait_for("all but 4 GiB to be paged out", OUT_LIMIT, |_| Ok(counters()?.anonymous < most))?;
     let out = counters()?.swapped;
     let out_gib_s = out.as_mib() / 1024.0 / began.elapsed().as_secs_f64();
-    figures.add("out_mib", Figure::new(out.as_mib(), "MiB", "paged out"));
-    figures.add("out_gib_s", Figure::new(out_gib_s, "GiB/s", "paged out, in the mean"));
+    figures.tell("out_mib", out.as_mib(), "MiB", "paged out");
+    figures.tell("out_gib_s", out_gib_s, "GiB/s", "paged out, in the mean");
     interrupt::sleep(KNOWN_BY)?;
 
     context.say("all is read back ...");
@@ -126,13 +108,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let began = Instant::now();
     watch.stop()?;
     let took = began.elapsed().as_secs_f64();
-    figures.add("release_s", Figure::new(took, "s", format!("until {out} are back")));
+    figures.tell("release_s", took, "s", format!("until {out} are back"));
     let back = out.minus(counters()?.swapped).as_mib() / 1024.0;
-    figures.add(
-        "recall_gib_s",
-        Figure::new(back / took, "GiB/s", "read back").target(Target::AtLeast(1.0)),
-    );
-    figures.add("left_out_mib", Figure::new(counters()?.swapped.as_mib(), "MiB", "not read back"));
+    figures.check("recall_gib_s", back / took, "GiB/s", "read back", Target::AtLeast(1.0));
+    figures.tell("left_out_mib", counters()?.swapped.as_mib(), "MiB", "not read back");
     lab.stop()?;
     Ok(figures)
 }

@@ -2,28 +2,17 @@
 //!
 //! The smallest experiment: it shows that the lab itself works on this machine.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::recording::Extremes;
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "boot",
     summary: "two guests in two groups boot, report, and leave nothing behind",
-    file: file!(),
-    measures: &[measured::DAEMON],
+    measures: &[&[file!()], measured::DAEMON],
     claims: claims! {
         "above_base_mib" == 0.0 => "MiB",
             "A guest boots with the memory that it pays for and no more";
         "left_behind" == 0.0 => "count", "The lab leaves no process and no socket behind";
     },
-    rounds: 1,
     run,
 };
 
@@ -31,12 +20,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const REPORT_LIMIT: Duration = Duration::from_secs(120);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let spec = |name, group| MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(name, group, Bytes::mib(128), Bytes::mib(256), "idle")
-    };
-    let mut lab =
-        Lab::start(&context.dir, &context.provisions, &[spec("a", "left"), spec("b", "right")])?;
+    let spec =
+        |name, group| context.guest(name, group, Bytes::mib(128), "idle").up_to(Bytes::mib(256));
+    let mut lab = context.start([spec("a", "left"), spec("b", "right")])?;
     lab.wait_for("a report of both guests", REPORT_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.last_metric().is_some()))
     })?;
@@ -53,17 +39,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let left = u32::try_from(left_processes + left_sockets).unwrap_or(u32::MAX);
 
     let mut figures = context.figures(SCENARIO.name, 1);
-    figures.add(
-        "boot_s_max",
-        Figure::new(slowest, "s", "start of QEMU to workload at base memory, slower of two"),
-    );
-    figures.add(
-        "above_base_mib",
-        Figure::new(above_base, "MiB", "memory beyond base when the workload runs"),
-    );
-    figures.add(
-        "left_behind",
-        Figure::new(f64::from(left), "count", "processes and sockets after the end"),
-    );
+    let note = "start of QEMU to workload at base memory, slower of two";
+    figures.tell("boot_s_max", slowest, "s", note);
+    figures.tell("above_base_mib", above_base, "MiB", "memory beyond base when the workload runs");
+    figures.tell("left_behind", f64::from(left), "count", "processes and sockets after the end");
     Ok(figures)
 }

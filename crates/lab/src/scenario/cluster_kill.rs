@@ -10,26 +10,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::{Duration, Instant};
 
-use model::{Bytes, VmName};
+use model::VmName;
 use serde_json::Value;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::{Files, MachineSpec};
+use super::prelude::*;
+use crate::machine::Files;
 use crate::pool::{CONTROLLER, HostPool, PoolSettings};
-use crate::random::Random;
 use crate::remote_swap::{Disk, RemoteSwap};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cluster-kill",
     summary: "all that moves a guest is killed 100 times while it changes hosts",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "A guest that goes to and fro loses no byte while all parts of its pool are killed \
@@ -39,7 +32,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "intent_s_max" <= 60.0 => "s", "Each move ends";
         "standstill_s_max" => "s", "It stands still for a moment only";
     },
-    rounds: 1,
     run,
 };
 
@@ -83,8 +75,7 @@ struct WatchedGuest {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut random = Random::new(context.seed);
     let (base, max) = (Bytes::mib(128), Bytes::mib(256));
-    let spec =
-        MachineSpec { shim: true, ..MachineSpec::new(GUEST, "pool", base, max, "verify --mb 112") };
+    let spec = MachineSpec::new(GUEST, "pool", base, max, "verify --mb 112").with_shim(true);
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
     context.make_dir()?;
     let disk = Disk { size: max, read_delay_us: 0, lent: max, cache: false };
@@ -112,9 +103,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         }
     }
     for _ in 0..KILLS {
-        watched.watch(Duration::from_millis(random.between(PAUSE_MS.0, PAUSE_MS.1)))?;
+        watched.watch(random.millis(PAUSE_MS))?;
         let which = usize::try_from(random.between(0, 5)).unwrap_or(0);
-        let away = Duration::from_millis(random.between(AWAY_MS.0, AWAY_MS.1));
+        let away = random.millis(AWAY_MS);
         if which <= CONTROLLER {
             watched.pool.kill(which)?;
             watched.watch(away)?;
@@ -151,30 +142,20 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 fn figures(context: &Context, seen: &KillCounts) -> Figures {
     let mut figures = context.figures(SCENARIO.name, KILLS);
-    #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
     let (bad, verified) = (seen.bad_bytes as f64, seen.verified as f64);
     let moves = f64::from(seen.moves);
-    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`"));
-    figures.add(
-        "runs_twice",
-        Figure::new(f64::from(seen.twice), "count", "samples in which two QEMUs ran it"),
-    );
+    figures.tell("bad_bytes", bad, "B", "wrong bytes found by `verify`");
+    figures.tell("runs_twice", f64::from(seen.twice), "count", "samples in which two QEMUs ran it");
     let lost = f64::from(u8::from(seen.on.is_none() || seen.still >= LOST));
-    figures.add("lost", Figure::new(lost, "count", "guests that run nowhere"));
-    figures.add(
-        "intent_s_max",
-        Figure::new(
-            seen.longest.as_secs_f64(),
-            "s",
-            "from an intent to its end on both hosts, worst",
-        ),
-    );
-    let moved = Figure::new(moves, "count", "times the guest was seen on another host");
-    figures.add("moves", moved.target(Target::AtLeast(10.0)));
+    figures.tell("lost", lost, "count", "guests that run nowhere");
+    let note = "from an intent to its end on both hosts, worst";
+    figures.tell("intent_s_max", seen.longest.as_secs_f64(), "s", note);
+    let note = "times the guest was seen on another host";
+    figures.check("moves", moves, "count", note, Target::AtLeast(10.0));
     let still = seen.still.as_secs_f64();
-    figures.add("standstill_s_max", Figure::new(still, "s", "no QEMU ran it, worst"));
-    let verified = Figure::new(verified, "MB", "that one QEMU's guest verified, most");
-    figures.add("verified", verified.target(Target::AtLeast(1.0)));
+    figures.tell("standstill_s_max", still, "s", "no QEMU ran it, worst");
+    let note = "that one QEMU's guest verified, most";
+    figures.check("verified", verified, "MB", note, Target::AtLeast(1.0));
     figures
 }
 

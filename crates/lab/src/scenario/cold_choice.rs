@@ -25,34 +25,21 @@
 //! time: a guest that stands still misses nothing.
 
 use std::io;
-use std::time::{Duration, Instant};
 
-use model::Bytes;
 use rustix::thread::disable_transparent_huge_pages;
 use serde_json::json;
-use sys::memory_of::Overhead;
 use worker::VmReport;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
+use super::prelude::*;
 use crate::meb::modes::BUDGET;
-use crate::meb::progress::{self, Lines};
-use crate::memory_group::MemoryGroup;
-use crate::recording::Extremes;
+use crate::meb::progress::Lines;
 use crate::swap_file::Swapped;
 use crate::threads;
-use crate::worker_process::{Wanted, WorkerProcess};
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-choice",
     summary: "the same size by our choice, by the kernel's own reclaim, by balloon: misses, speed",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
     claims: claims! {
         "vs_kernel" <= 0.8 => "ratio",
             "A guest misses less than with the kernel's own choice, the same memory left to it";
@@ -64,7 +51,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "kept_apart" <= 0.05 => "ratio",
             "Every guest keeps the size that it is held to, in each way";
     },
-    rounds: 1,
     run,
 };
 
@@ -84,7 +70,6 @@ const KEPT: u64 = 50;
 /// A disk as fast as QEMU and the host's page cache are.
 const GUEST_SWAP: Bytes = Bytes::mib(512);
 const ZRAM: Bytes = Bytes::mib(1024);
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Time with all its memory. The speed in the last two thirds of it is the base for comparison.
 const BEFORE: Duration = Duration::from_secs(9);
 /// Time to reach the size, in seconds.
@@ -144,18 +129,16 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let zram = Zram::new(ZRAM)?;
     // Processes that are started from here on inherit this.
     disable_transparent_huge_pages(true).map_err(io::Error::from)?;
-    let mut rows = Vec::new();
+    let mut rows = Arms::default();
     for (name, command) in WORKLOADS {
         context.say(&format!("{name} ..."));
         let mut wanted = None;
-        let mut courses = Vec::new();
-        for (way_name, way) in WAYS {
-            let course = KeptMemory::start(context, command, way)?.measure(wanted)?;
-            context.say(&format!("  {way_name}: {}", course.words()));
+        rows.turn(Order::Listed, &WAYS, |name, way| {
+            let course = KeptMemory::start(context, command, *way)?.measure(wanted)?;
+            context.say(&format!("  {name}: {}", course.words()));
             wanted = Some(course.wanted);
-            courses.push(course);
-        }
-        rows.push((name, courses));
+            Ok(course)
+        })?;
     }
     disable_transparent_huge_pages(false).map_err(io::Error::from)?;
     drop(zram);
@@ -177,18 +160,18 @@ impl KeptMemory {
     fn start(context: &Context, command: &str, way: ChoiceArm) -> Result<Self, LabError> {
         let group = MemoryGroup::new("choice")?;
         let guest = MachineSpec {
-            seed: context.seed,
-            shim: way == ChoiceArm::Ours,
-            cgroup: Some(group.dir().to_owned()),
             // All ways move single pages; huge pages would have to be split first.
             kernel_options: "transparent_hugepage=never".to_owned(),
-            ..MachineSpec::new("guest", "choice", RAM, RAM, command)
+            ..context
+                .guest("guest", "choice", RAM, command)
+                .with_shim(way == ChoiceArm::Ours)
+                .in_cgroup(group.dir())
         };
         let guest = match way {
             ChoiceArm::Balloon => guest.with_swap(GUEST_SWAP, None),
             ChoiceArm::Ours | ChoiceArm::Attached | ChoiceArm::Kernel => guest,
         };
-        let lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
+        let lab = context.start([guest])?;
         let worker = way.has_worker().then(|| WorkerProcess::start("choice")).transpose()?;
         Ok(Self { way, worker, lab, group })
     }
@@ -201,11 +184,11 @@ impl KeptMemory {
             self.machine().qmp("qom-set", stats)?;
         }
         self.hold(RAM)?;
-        progress::wait_until_working(&self.lab, FILL_LIMIT)?;
+        progress::wait_until_working(&self.lab)?;
         let mut lines = Lines::of(&self.lab);
         interrupt::sleep(BEFORE / 3)?;
         lines.look_for(&self.lab, BEFORE * 2 / 3)?;
-        let speed_before = speed(&lines);
+        let speed_before = lines.rate(0);
         let wanted = match wanted {
             Some(wanted) => wanted,
             None => self.memory()?.0.percent(KEPT),
@@ -221,7 +204,7 @@ impl KeptMemory {
             kept_mib,
             misses: per_s(after.misses, before.misses),
             read_mib: per_s(after.read_mib, before.read_mib),
-            speed: speed(&lines),
+            speed: lines.rate(0),
             speed_before,
             cost: self.cost(),
         };
@@ -239,8 +222,7 @@ impl KeptMemory {
     /// Resident memory of the guest, and QEMU's own. Pages that the kernel has read ahead, and
     /// that no process has mapped yet, count as the guest's.
     fn memory(&self) -> Result<(Bytes, Bytes), LabError> {
-        let pid = self.machine().process().pid;
-        let measured = Overhead::measure(pid, &[RAM]).map_err(io::Error::other)?;
+        let measured = self.machine().overhead()?;
         Ok((measured.guest.plus(self.group.unmapped()?), measured.own))
     }
 
@@ -315,14 +297,6 @@ impl KeptMemory {
     }
 }
 
-/// Operations per second by the guest's clock.
-fn speed(lines: &Lines) -> f64 {
-    match lines.guest(0) {
-        [first, .., last] => last.rate_since(first),
-        _ => f64::NAN,
-    }
-}
-
 impl ChoiceRun {
     /// Misses for each million of operations.
     fn misses_per_million(&self) -> f64 {
@@ -345,53 +319,39 @@ impl ChoiceRun {
     }
 }
 
-/// `rows`: the courses of each workload, by [`WAYS`].
-fn add_figures(figures: &mut Figures, rows: &[(&str, Vec<ChoiceRun>)]) {
-    let over = |of: fn(&ChoiceRun) -> f64, one: usize, other: usize| {
-        let at = |courses: &[ChoiceRun], way: usize| courses.get(way).map_or(f64::NAN, of);
-        let ratios = rows.iter().map(|(_, courses)| at(courses, one) / at(courses, other));
-        ratios.sum::<f64>() / rows.len() as f64
-    };
-    let [ours, attached, kernel, balloon] = [0, 1, 2, 3];
+/// `rows`: the courses of each workload, by the ways' names.
+fn add_figures(figures: &mut Figures, rows: &Arms<ChoiceRun>) {
     for (name, one, other) in [
-        ("vs_kernel", ours, kernel),
-        ("vs_balloon", ours, balloon),
-        ("attached_vs_kernel", attached, kernel),
-        ("attached_vs_balloon", attached, balloon),
+        ("vs_kernel", "ours", "kernel"),
+        ("vs_balloon", "ours", "balloon"),
+        ("attached_vs_kernel", "attached", "kernel"),
+        ("attached_vs_balloon", "attached", "balloon"),
     ] {
-        let note = "misses to that one's, mean of four workloads";
-        figures
-            .add(name, Figure::new(over(ChoiceRun::misses_per_million, one, other), "ratio", note));
+        let misses = mean(rows.ratios(one, other, ChoiceRun::misses_per_million));
+        figures.tell(name, misses, "ratio", "misses to that one's, mean of four workloads");
+        let speed = mean(rows.ratios(one, other, |course| course.speed));
         let note = "speed to that one's, mean of four workloads";
-        let figure = Figure::new(over(|course| course.speed, one, other), "ratio", note);
-        figures.add(&format!("speed_{name}"), figure);
+        figures.tell(&format!("speed_{name}"), speed, "ratio", note);
     }
-    let all = rows.iter().flat_map(|(_, courses)| courses);
-    let is_whole = !rows.is_empty() && rows.iter().all(|(_, courses)| courses.len() == WAYS.len());
-    let apart = all.map(ChoiceRun::apart).filter(|_| is_whole).largest();
+    let apart = WAYS.iter().flat_map(|(name, _)| rows.each(name, ChoiceRun::apart)).largest();
     let note = "of what was wanted: how far the mean size was from it, the worst guest of all ways";
-    figures.add("kept_apart", Figure::new(apart, "ratio", note));
-    let with_worker = rows.iter().flat_map(|(_, courses)| {
-        let ways = WAYS.iter().zip(courses).filter(|((_, way), _)| way.has_worker());
-        ways.map(|(_, course)| course)
-    });
-    let costs = with_worker.map(|course| course.cost);
+    figures.tell("kept_apart", apart, "ratio", note);
+    let with_worker = || WAYS.iter().filter(|(_, way)| way.has_worker()).map(|(name, _)| *name);
+    let costs = with_worker().flat_map(|name| rows.each(name, |course| course.cost));
     let note = "of a vCPU's time, the dearest workload";
-    let figure = Figure::new(costs.largest(), "ratio", note);
-    figures.add("tracking_cost_max", figure.target(Target::AtMost(BUDGET)));
-    for (name, courses) in rows {
-        for ((way, _), course) in WAYS.iter().zip(courses) {
-            let figure = Figure::new(course.misses_per_million(), "misses/Mop", course.words());
-            figures.add(&format!("misses_{name}_{way}"), figure);
+    figures.check("tracking_cost_max", costs.largest(), "ratio", note, Target::AtMost(BUDGET));
+    for ((name, _), courses) in WORKLOADS.iter().zip(&rows.0) {
+        for (way, course) in courses {
+            let misses = course.misses_per_million();
+            figures.tell(&format!("misses_{name}_{way}"), misses, "misses/Mop", course.words());
         }
-        for ((way, _), course) in WAYS.iter().zip(courses) {
+        for (way, course) in courses {
             let note = format!("{:.0} with all its memory", course.speed_before);
-            figures.add(&format!("speed_{name}_{way}"), Figure::new(course.speed, "ops/s", note));
+            figures.tell(&format!("speed_{name}_{way}"), course.speed, "ops/s", note);
         }
-        for ((way, _), course) in WAYS.iter().zip(courses).filter(|((_, way), _)| way.has_worker())
-        {
-            let figure = Figure::new(course.cost, "ratio", "what tracking took of a vCPU's time");
-            figures.add(&format!("tracking_cost_{name}_{way}"), figure);
+        for (way, course) in courses.iter().filter(|(way, _)| with_worker().any(|it| it == *way)) {
+            let note = "what tracking took of a vCPU's time";
+            figures.tell(&format!("tracking_cost_{name}_{way}"), course.cost, "ratio", note);
         }
     }
 }
@@ -406,22 +366,21 @@ mod tests {
         ChoiceRun { wanted, kept_mib, misses, read_mib, speed, speed_before, cost }
     }
 
-    /// By [`WAYS`].
-    fn rows() -> Vec<(&'static str, Vec<ChoiceRun>)> {
-        let courses = || [40.0, 50.0, 100.0, 200.0].map(course).to_vec();
-        WORKLOADS.iter().map(|(name, _)| (*name, courses())).collect()
+    /// By [`WAYS`], for each workload.
+    fn rows() -> Arms<ChoiceRun> {
+        let courses = [40.0, 50.0, 100.0, 200.0].map(course);
+        let round = || WAYS.iter().map(|(name, _)| *name).zip(courses).collect();
+        Arms(WORKLOADS.iter().map(|_| round()).collect())
     }
 
-    fn figures(rows: &[(&str, Vec<ChoiceRun>)]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, rows);
-        figures
+    fn figures(rows: &Arms<ChoiceRun>) -> Figures {
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, rows))
     }
 
     /// The rows with another course of one way, in the second workload.
     fn with(way: usize, change: impl Fn(&mut ChoiceRun)) -> Figures {
         let mut rows = rows();
-        change(&mut rows[1].1[way]);
+        change(&mut rows.0[1][way].1);
         figures(&rows)
     }
 
@@ -435,9 +394,7 @@ mod tests {
             ("attached_vs_balloon", 0.25),
             ("kept_apart", 0.02),
         ];
-        for (name, wanted) in expected {
-            assert!((figures.get(name).unwrap().value - wanted).abs() < 1e-9, "{name}");
-        }
+        figures.assert_near(&expected);
         assert!(figures.passed(), "{}", figures.to_table());
     }
 
@@ -446,7 +403,7 @@ mod tests {
         for way in 0..WAYS.len() {
             for kept_mib in [90.0, 110.0, f64::NAN] {
                 let figures = with(way, |course| course.kept_mib = kept_mib);
-                assert!(!figures.get("kept_apart").unwrap().met(), "{kept_mib}");
+                assert!(!figures.met("kept_apart"), "{kept_mib}");
             }
         }
     }
@@ -454,8 +411,8 @@ mod tests {
     #[test]
     fn choices_that_are_swapped_miss() {
         let mut swapped = rows();
-        swapped.iter_mut().for_each(|(_, courses)| courses.swap(0, 2));
-        assert!(!figures(&swapped).get("vs_kernel").unwrap().met());
+        swapped.0.iter_mut().for_each(|all| (all[0].0, all[2].0) = ("kernel", "ours"));
+        assert!(!figures(&swapped).met("vs_kernel"));
     }
 
     #[test]
@@ -463,14 +420,14 @@ mod tests {
         let unread = with(0, |course| course.misses = f64::NAN);
         let stopped = with(2, |course| course.speed = f64::NAN);
         let mut rows = rows();
-        rows[2].1.pop();
+        rows.0[2].pop();
         let missing = figures(&rows);
-        assert!(unread.get("vs_kernel").unwrap().value.is_nan());
-        assert!(stopped.get("attached_vs_kernel").unwrap().value.is_nan());
-        assert!(missing.get("vs_balloon").unwrap().value.is_nan());
-        assert!(missing.get("kept_apart").unwrap().value.is_nan());
+        assert!(unread.value("vs_kernel").is_nan());
+        assert!(stopped.value("attached_vs_kernel").is_nan());
+        assert!(missing.value("vs_balloon").is_nan());
+        assert!(missing.value("kept_apart").is_nan());
         let costly = with(1, |course| course.cost = f64::NAN);
-        assert!(!costly.get("tracking_cost_max").unwrap().met());
-        assert!(figures(&[]).get("kept_apart").unwrap().value.is_nan());
+        assert!(!costly.met("tracking_cost_max"));
+        assert!(figures(&Arms::default()).value("kept_apart").is_nan());
     }
 }

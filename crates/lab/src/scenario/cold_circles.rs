@@ -12,34 +12,22 @@
 //! (circles) show in that time, and in the rate of reading back. It needs root.
 
 use std::path::Path;
-use std::time::Duration;
 
-use model::{Bytes, ColdSpec, Mode, Policy};
-use sys::memory_of::Overhead;
+use model::{ColdSpec, Policy};
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings, Overbooked};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::progress::{self, Lines};
-use crate::memory_group::MemoryGroup;
+use super::prelude::*;
+use crate::meb::progress::Lines;
 use crate::swap_file::Swapped;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-circles",
     summary: "four busy guests with 0.6 of what they want: our paging against the kernel's own",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SYS, measured::POLICY],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS, measured::POLICY],
     claims: claims! {
         "system_time" <= 1.2 => "ratio",
             "Four busy guests at 0.6 of their memory cost no more system time than with the \
              kernel's own reclaim";
     },
-    rounds: 1,
     run,
 };
 
@@ -55,7 +43,6 @@ const RAM: Bytes = Bytes::mib(256);
 /// The share of their memory that the guests keep, in percent.
 const KEPT: u64 = 60;
 const ZRAM: Bytes = Bytes::mib(2048);
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 const ADJUSTED: Duration = Duration::from_secs(40);
 const MEASURED: Duration = Duration::from_secs(60);
 /// Number of rounds; each measures both arms in turn.
@@ -66,6 +53,8 @@ enum PagingArm {
     Kernel,
     Ours,
 }
+
+const ARMS: [(&str, PagingArm); 2] = [("kernel", PagingArm::Kernel), ("ours", PagingArm::Ours)];
 
 /// One arm of a round: the guests' work, and the host's.
 struct PagingRun {
@@ -78,31 +67,28 @@ struct PagingRun {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let _zram = Zram::new(ZRAM)?;
-    let (mut kernel, mut ours) = (Vec::new(), Vec::new());
+    let mut courses = Arms::default();
     for round in 1..=ROUNDS {
-        for (name, way) in [("kernel", PagingArm::Kernel), ("ours", PagingArm::Ours)] {
-            let course = course(context, way)?;
+        courses.turn(Order::Listed, &ARMS, |name, way| {
+            let course = course(context, *way)?;
             context.say(&format!("{round}, {name}: {}", course.words()));
-            if way == PagingArm::Kernel { kernel.push(course) } else { ours.push(course) }
-        }
+            Ok(course)
+        })?;
     }
-    Ok(figures(context, &kernel, &ours))
+    Ok(figures(context, &courses))
 }
 
 fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
     let group = MemoryGroup::new("circles")?;
     let guest = |(name, command): (&str, &str)| MachineSpec {
-        seed: context.seed,
         small_pages: true,
-        cgroup: Some(group.dir().to_owned()),
-        ..MachineSpec::new(name, "circles", RAM, RAM, command)
+        ..context.guest(name, "circles", RAM, command).in_cgroup(group.dir())
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &GUESTS.map(guest))?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let mut lab = context.start(GUESTS.map(guest))?;
+    progress::wait_until_working(&lab)?;
     let mut held = Bytes::ZERO;
     for machine in lab.machines() {
-        let measured = Overhead::measure(machine.process().pid, &[RAM]);
-        held = held.plus(measured.map_err(std::io::Error::other)?.guest);
+        held = held.plus(machine.overhead()?.guest);
     }
     let kept = held.percent(KEPT);
     group.set_limit(group.usage()?.minus(held.minus(kept)))?;
@@ -124,12 +110,8 @@ fn course(context: &Context, way: PagingArm) -> Result<PagingRun, LabError> {
     lines.clear();
     let (swapped, system) = (Swapped::read()?, system_s()?);
     lines.look_for(&lab, MEASURED)?;
-    let speed = |place| match lines.guest(place) {
-        [first, .., last] => last.rate_since(first),
-        _ => f64::NAN,
-    };
     let course = PagingRun {
-        speeds: (0..GUESTS.len()).map(speed).collect(),
+        speeds: (0..GUESTS.len()).map(|place| lines.rate(place)).collect(),
         system_s: system_s()? - system,
         read_mib_s: (Swapped::read()?.in_mib - swapped.in_mib) / MEASURED.as_secs_f64(),
         memory: group.usage()?,
@@ -169,29 +151,24 @@ impl PagingRun {
     }
 }
 
-fn mean(courses: &[PagingRun], of: impl Fn(&PagingRun) -> f64) -> f64 {
-    courses.iter().map(of).sum::<f64>() / courses.len() as f64
-}
-
-fn figures(context: &Context, kernel: &[PagingRun], ours: &[PagingRun]) -> Figures {
+fn figures(context: &Context, courses: &Arms<PagingRun>) -> Figures {
     let mut figures = context.figures(SCENARIO.name, ROUNDS);
-    let ratio = |of: &dyn Fn(&PagingRun) -> f64| mean(ours, of) / mean(kernel, of);
+    let of = |arm: &str, of: &dyn Fn(&PagingRun) -> f64| mean(courses.each(arm, of));
+    let ratio = |what: &dyn Fn(&PagingRun) -> f64| of("ours", what) / of("kernel", what);
     for (place, (name, _)) in GUESTS.iter().enumerate() {
         let value = ratio(&|course| course.speeds[place]);
         let note = "work with our paging, to that with the kernel's own";
-        let figure = Figure::new(value, "ratio", note).target(Target::AtLeast(1.0));
-        figures.add(&format!("work_{name}"), figure);
+        figures.check(&format!("work_{name}"), value, "ratio", note, Target::AtLeast(1.0));
     }
     let note = "time in the kernel, ours to that with its own reclaim";
-    figures.add("system_time", Figure::new(ratio(&|course| course.system_s), "ratio", note));
+    figures.tell("system_time", ratio(&|course| course.system_s), "ratio", note);
     let note = "memory of the guests' cgroup, ours to that with the kernel's own";
-    figures.add("memory", Figure::new(ratio(&|course| course.memory.as_mib()), "ratio", note));
-    for (name, courses) in [("kernel", kernel), ("ours", ours)] {
-        let value = mean(courses, |course| course.read_mib_s);
-        figures.add(&format!("read_{name}"), Figure::new(value, "MiB/s", "read back"));
-        let value = mean(courses, |course| course.bad_bytes as f64);
-        let figure = Figure::new(value, "B", "wrong bytes").target(Target::Equals(0.0));
-        figures.add(&format!("bad_bytes_{name}"), figure);
+    figures.tell("memory", ratio(&|course| course.memory.as_mib()), "ratio", note);
+    for (name, _) in ARMS {
+        let value = of(name, &|course| course.read_mib_s);
+        figures.tell(&format!("read_{name}"), value, "MiB/s", "read back");
+        let value = of(name, &|course| course.bad_bytes as f64);
+        figures.check(&format!("bad_bytes_{name}"), value, "B", "wrong bytes", Target::Equals(0.0));
     }
     figures
 }

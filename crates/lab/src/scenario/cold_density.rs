@@ -24,28 +24,18 @@
 //!
 //! **CPU.** A control has one guest more than the best course carried, and unlimited memory.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs};
+use model::{ColdSpec, DedupSpec, FreePagesSpec, PagesPerMs};
 use sys::cpu_time::CpuTime;
 use sys::meminfo::MemInfo;
 use sys::process::children_of;
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::autoballoon;
 use crate::cache::Cache;
-use crate::chart::{Chart, Line as Curve};
-use crate::daemon::{Daemon, DaemonSettings, Overbooked};
+use crate::chart::Line as Curve;
 use crate::debian::Debian;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 use crate::meb::progress::Line;
-use crate::recording::Extremes;
 use crate::slow_disk::SlowDisk;
 use crate::small_host::{Look, SmallHost};
 use crate::smd::Programs;
@@ -55,14 +45,7 @@ use crate::zswap::Zswap;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-density",
     summary: "how many guests of a mix a host carries: plain, balloon and KSM, zswap, Overbook",
-    file: file!(),
-    measures: &[
-        measured::POLICY,
-        measured::DAEMON,
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-    ],
+    measures: &[&[file!()], measured::MANAGED],
     claims: claims! {
         "density" >= 2.0 => "ratio",
             "A host of 1 GiB carries more guests of a mix, none of which loses more than 5 % of \
@@ -76,7 +59,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "carried_balloon_ksm" => "count", "Balloons and KSM carry this many";
         "carried_all_peers" => "count", "Zswap, balloons and KSM together carry this many";
     },
-    rounds: 1,
     run,
 };
 
@@ -179,8 +161,8 @@ struct Stage {
 }
 
 /// One way, from few guests to too many.
+#[derive(Default)]
 struct DensityRun {
-    name: &'static str,
     stages: Vec<Stage>,
     /// The reason why it ended.
     end: String,
@@ -195,14 +177,12 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     // All guests read the image. Reading it here first charges its page cache to none of their
     // cgroups.
     std::io::copy(&mut std::fs::File::open(&programs.debian().image)?, &mut std::io::sink())?;
-    let mut courses = Vec::new();
-    for (name, way) in WAYS {
-        context.say(&format!("{name} ..."));
-        let course = course(context, &programs, name, way)?;
+    let courses = Arms::once(context, &WAYS, |_, way| {
+        let course = course(context, &programs, *way)?;
         context.say(&format!("  {} carried; {}", course.carried(), course.end));
-        courses.push(course);
-    }
-    let best = courses.iter().map(DensityRun::carried).max().unwrap_or(0);
+        Ok(course)
+    })?;
+    let best = courses.iter().map(|(_, course)| course.carried()).max().unwrap_or(0);
     context.say("control ...");
     let control = control(context, &programs, (best + 1).min(MOST))?;
     let mut figures = figures(context.figures(SCENARIO.name, 1), &courses, &control);
@@ -221,21 +201,17 @@ fn guest(
     let name = format!("{}-{}", kind.name, number / MIX.len() + 1);
     let work = format!("{} --rate {}", kind.work, kind.rate);
     MachineSpec {
-        seed: context.seed + number as u64,
-        shim: way == DensityArm::Overbook,
         cgroup: host.map(|host| host.dir().to_owned()),
-        ..MachineSpec::new(&name, GROUP, RAM, RAM, &work)
+        ..context
+            .guest(&name, GROUP, RAM, &work)
+            .seeded(number as u64)
+            .with_shim(way == DensityArm::Overbook)
             .with_debian(programs.debian())
             .with_swap(GUEST_SWAP, Some(READS_PER_S))
     }
 }
 
-fn course(
-    context: &Context,
-    programs: &Programs,
-    name: &'static str,
-    way: DensityArm,
-) -> Result<DensityRun, LabError> {
+fn course(context: &Context, programs: &Programs, way: DensityArm) -> Result<DensityRun, LabError> {
     // Values declared first are dropped last.
     let swaps = way != DensityArm::Plain;
     let on_disk = context.dir.join("host");
@@ -246,18 +222,11 @@ fn course(
     let disk = swaps.then(|| SlowDisk::new("density", &context.dir, READS_PER_S)).transpose()?;
     let host = SmallHost::new("density", HOST)?;
     let spec = |number| guest(context, programs, number, way, Some(&host));
-    let first: Vec<MachineSpec> = (0..FIRST).map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &first)?;
+    let mut lab = context.start((0..FIRST).map(spec))?;
     let at = DensityStep { way, host: &host, disk: disk.as_ref() };
     let daemon =
         (way == DensityArm::Overbook).then(|| at.manage(programs, &mut lab)).transpose()?;
-    let mut course = DensityRun {
-        name,
-        stages: Vec::new(),
-        end: String::new(),
-        bad_bytes: 0.0,
-        above: Bytes::ZERO,
-    };
+    let mut course = DensityRun::default();
     course.end = loop {
         if let Some(daemon) = &daemon {
             daemon.ensure_alive()?;
@@ -304,8 +273,7 @@ fn first_words(error: &LabError) -> String {
 fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage, LabError> {
     let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1))?;
     let spec = |number| guest(context, programs, number, DensityArm::Plain, Some(&host));
-    let specs: Vec<MachineSpec> = (0..count).map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start((0..count).map(spec))?;
     let at = DensityStep { way: DensityArm::Plain, host: &host, disk: None };
     if !at.wait_until_working(&lab)? {
         let what = "the control's guests to work".to_owned();
@@ -321,7 +289,7 @@ fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage
 /// The usual size of zswap's pool, a fifth of the host's memory, as a percentage of the machine's
 /// memory; at least one.
 fn usual_pool() -> Result<u64, LabError> {
-    let total = MemInfo::read().map_err(std::io::Error::other)?.total;
+    let total = MemInfo::read()?.total;
     Ok((HOST.share(20, total.0).0).max(1))
 }
 
@@ -405,7 +373,7 @@ impl DensityStep<'_> {
 
     fn window(&self, lab: &Lab) -> Result<Stage, LabError> {
         let machines = lab.machines();
-        let cpu = CpuTime::read().map_err(std::io::Error::other)?;
+        let cpu = CpuTime::read()?;
         let before: Vec<Option<Line>> = machines.iter().map(Line::newest).collect();
         self.wait(lab, WINDOW)?;
         let losses: Vec<f64> = machines
@@ -416,12 +384,12 @@ impl DensityStep<'_> {
                 loss(machine, before.as_ref(), MIX[number % MIX.len()].rate)
             })
             .collect();
-        let of_kind = |kind: usize| mean(losses.iter().skip(kind).step_by(MIX.len()));
-        let now = CpuTime::read().map_err(std::io::Error::other)?;
+        let of_kind = |kind: usize| mean(losses.iter().copied().skip(kind).step_by(MIX.len()));
+        let now = CpuTime::read()?;
         Ok(Stage {
             guests: machines.len(),
             worst: losses.iter().copied().largest(),
-            loss: mean(losses.iter()),
+            loss: mean(losses.iter().copied()),
             of_kinds: std::array::from_fn(of_kind),
             cpu_busy: now.busy_since(cpu).map_or(f64::NAN, f64::from),
             look: self.host.latest(),
@@ -448,11 +416,6 @@ fn loss(machine: &Machine, before: Option<&Line>, rate: f64) -> f64 {
 
 fn lost(done: f64, seconds: f64, rate: f64) -> f64 {
     if seconds > 0.0 { (1.0 - done / (rate * seconds)).clamp(0.0, 1.0) } else { 1.0 }
-}
-
-fn mean<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
 }
 
 impl Stage {
@@ -494,44 +457,31 @@ impl DensityRun {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a few guests")]
-fn figures(mut figures: Figures, courses: &[DensityRun], control: &Stage) -> Figures {
-    let carried = |name: &str| {
-        let course = courses.iter().find(|course| course.name == name);
-        course.map_or(f64::NAN, |course| course.carried() as f64)
-    };
+fn figures(mut figures: Figures, courses: &Arms<DensityRun>, control: &Stage) -> Figures {
+    let carried = |name: &str| courses.number(name, |course| course.carried() as f64);
     // Without one of the others nothing is known of the best of them.
     let others = WAYS.iter().map(|(name, _)| *name).filter(|name| *name != "overbook");
     let best = others.map(carried).largest();
     let note = format!("guests that {HOST} carry under Overbook, to plain; the worst loses <= 5 %");
-    figures.add("density", Figure::new(carried("overbook") / carried("plain"), "ratio", note));
+    figures.tell("density", carried("overbook") / carried("plain"), "ratio", note);
     let note = "guests that it carries more than the best of the others";
-    figures.add("more_than_others", Figure::new(carried("overbook") - best, "count", note));
-    for course in courses {
-        let figure = Figure::new(course.carried() as f64, "count", course.note());
-        figures.add(&format!("carried_{}", course.name), figure);
+    figures.tell("more_than_others", carried("overbook") - best, "count", note);
+    for (name, course) in courses.iter() {
+        figures.tell(&format!("carried_{name}"), carried(name), "count", course.note());
     }
     let note = format!("unlimited memory: {}", control.in_words().trim());
-    figures.add("loss_control", Figure::new(control.worst, "ratio", note));
-    let bad: f64 = courses.iter().map(|course| course.bad_bytes).sum();
-    let note = "wrong bytes in all answers";
-    figures.add("bad_bytes", Figure::new(bad, "B", note));
+    figures.tell("loss_control", control.worst, "ratio", note);
+    let bad: f64 = courses.iter().map(|(_, course)| course.bad_bytes).sum();
+    figures.tell("bad_bytes", bad, "B", "wrong bytes in all answers");
     figures
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a few guests")]
-fn page(courses: &[DensityRun]) -> Page {
-    let points = |course: &DensityRun| {
-        course.stages.iter().map(|s| (s.guests as f64, s.worst * 100.0)).collect()
-    };
-    let lines = courses
-        .iter()
-        .map(|course| Curve { name: course.name.to_owned(), points: points(course) })
-        .collect();
-    let chart = Chart { unit: "% lost", across: "guests", is_log: false, lines, marks: Vec::new() };
-    let mut page = Page::default();
-    page.add("Requests that the worst guest loses, by the number of guests", chart);
-    page
+fn page(courses: &Arms<DensityRun>) -> Page {
+    let lines = courses.iter().map(|(name, course)| {
+        Curve::new(name, course.stages.iter().map(|s| (s.guests as f64, s.worst * 100.0)))
+    });
+    let chart = Chart::linear("% lost", "guests", lines);
+    Page::of("Requests that the worst guest loses, by the number of guests", chart)
 }
 
 #[cfg(test)]

@@ -9,27 +9,12 @@
 //! balloon inflates, and deflates before the guest wakes. The guest's program times its sweeps
 //! itself.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-use sys::memory_of::{Counters, Overhead};
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::memory_group::MemoryGroup;
-use crate::recording::median;
-use crate::worker_process::{Wanted, WorkerProcess};
-use crate::zram::Zram;
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-return",
     summary: "a VM wakes, 256 MiB of it out: paged by the host, by its own swap, by balloon",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
     claims: claims! {
         "return_s" <= 0.5 => "s", "A VM of which 256 MiB are out is as fast as before in a moment";
         "return_vs_guest" <= 0.02 => "ratio",
@@ -39,7 +24,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "return_vs_kernel" => "ratio",
             "It takes this part of the time of one that the kernel pages out by itself";
     },
-    rounds: 1,
     run,
 };
 
@@ -87,31 +71,26 @@ struct Sweeps {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let zram = Zram::new(ZRAM)?;
-    let mut arms = Vec::new();
-    for (name, arm) in ARMS {
-        context.say(&format!("{name} ..."));
-        let sweeps = measure(context, arm)?;
-        let (woken, usual) = (&sweeps.woken, &sweeps.usual);
+    let arms = Arms::once(context, &ARMS, |_, arm| {
+        let sweeps = measure(context, *arm)?;
+        let Sweeps { woken, usual } = &sweeps;
         context.say(&format!("  {woken:.3?} s, else {usual:.3?} s"));
-        arms.push((name, sweeps));
-    }
+        Ok(sweeps)
+    })?;
     drop(zram);
     let mut figures = context.figures(SCENARIO.name, 1);
     add_figures(&mut figures, &arms);
     Ok(figures)
 }
 
-fn add_figures(figures: &mut Figures, arms: &[(&str, Sweeps)]) {
-    for (name, Sweeps { woken, usual }) in arms {
+fn add_figures(figures: &mut Figures, arms: &Arms<Sweeps>) {
+    for (name, Sweeps { woken, usual }) in arms.iter() {
         let usual = median(usual.iter().copied());
         let note = format!("until all {MIB} MiB were touched once; when none is out {usual:.3}");
-        let name = if *name == "paged" { String::new() } else { format!("_{name}") };
-        figures.add(&format!("return_s{name}"), Figure::of_rounds(woken.clone(), "s", note));
+        let name = if name == "paged" { String::new() } else { format!("_{name}") };
+        figures.tell_rounds(&format!("return_s{name}"), woken.clone(), "s", note);
     }
-    let of = |wanted: &str| {
-        let found = arms.iter().find(|(name, _)| *name == wanted);
-        found.map_or(f64::NAN, |(_, sweeps)| median(sweeps.woken.iter().copied()))
-    };
+    let of = |arm: &str| arms.number(arm, |sweeps| median(sweeps.woken.iter().copied()));
     for (other, note) in [
         ("guest", "to the guest's own swap on a disk of 3,000 operations per second"),
         ("guest_fast", "to its own swap on a disk as fast as QEMU is"),
@@ -137,11 +116,11 @@ fn measure(context: &Context, way: ReturnArm) -> Result<Sweeps, LabError> {
         ReturnArm::Guest(iops) => guest.with_swap(GUEST_SWAP, iops),
         ReturnArm::Ours | ReturnArm::Kernel => guest,
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
+    let mut lab = context.start([guest])?;
     let mut sweeps = Sweeps { woken: Vec::new(), usual: Vec::new() };
     let mut worker = None;
     let pid = lab.machines()[0].process().pid;
-    let own = Overhead::measure(pid, &[RAM]).map_err(std::io::Error::other)?.own;
+    let own = lab.machines()[0].overhead()?.own;
     let mut done = next_sweep(&lab, 0)?.0;
     for _ in 0..ROUNDS {
         // A pager leaves blocks alone that came back, and a new one knows of none.
@@ -154,7 +133,7 @@ fn measure(context: &Context, way: ReturnArm) -> Result<Sweeps, LabError> {
         // A sweep that finds all in memory, and then one that does not.
         let (count, took) = next_sweep(&lab, done)?;
         sweeps.usual.push(took);
-        let before = Counters::of(pid).map_err(std::io::Error::other)?;
+        let before = Counters::of(pid)?;
         match (way, &mut worker, &group) {
             (ReturnArm::Ours, Some(worker), _) => {
                 let resident = before.anonymous.minus(own).minus(Bytes::mib(MIB));
@@ -199,24 +178,17 @@ fn next_sweep(lab: &Lab, done: u64) -> Result<(u64, f64), LabError> {
         let took_us = sample.value["step_us"].as_f64()?;
         Some((sample.value["ops"].as_u64()? / (MIB << 8), took_us / 1e6))
     };
-    let began = Instant::now();
-    loop {
-        if let Some((count, took)) = sweeps()
-            && count > done
-        {
-            return Ok((count, took));
-        }
-        if began.elapsed() > SWEEP_LIMIT {
-            let what = "the guest to sweep over its memory".to_owned();
-            return Err(LabError::Timeout { what, limit: SWEEP_LIMIT });
-        }
-        interrupt::sleep(Duration::from_millis(100))?;
-    }
+    let mut latest = (0, f64::NAN);
+    lab.wait_for("the guest to sweep over its memory", SWEEP_LIMIT, |_| {
+        latest = sweeps().unwrap_or(latest);
+        Ok(latest.0 > done)
+    })?;
+    Ok(latest)
 }
 
 /// Whether the host has paged out the memory.
 fn is_out(pid: u32, before: Counters) -> Result<bool, LabError> {
-    let now = Counters::of(pid).map_err(std::io::Error::other)?;
+    let now = Counters::of(pid)?;
     Ok(now.swapped.minus(before.swapped) >= NEARLY)
 }
 
@@ -230,15 +202,13 @@ mod tests {
         ARMS.iter().zip(seconds).map(|((name, _), seconds)| (*name, of(seconds))).collect()
     }
 
-    fn figures(arms: &[(&str, Sweeps)]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, arms);
-        figures
+    fn figures(arms: Vec<(&'static str, Sweeps)>) -> Figures {
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, &Arms(vec![arms])))
     }
 
     #[test]
     fn a_return_is_set_against_each_other_arm() {
-        let figures = figures(&arms());
+        let figures = figures(arms());
         let expected = [
             ("return_s", 0.4),
             ("return_s_kernel", 0.3),
@@ -246,9 +216,7 @@ mod tests {
             ("return_vs_guest_fast", 0.05),
             ("return_vs_kernel", 0.4 / 0.3),
         ];
-        for (name, wanted) in expected {
-            assert!((figures.get(name).unwrap().value - wanted).abs() < 1e-9, "{name}");
-        }
+        figures.assert_near(&expected);
         assert!(figures.passed(), "{}", figures.to_table());
     }
 
@@ -256,14 +224,14 @@ mod tests {
     fn arms_that_are_swapped_or_missing_and_sweeps_that_were_not_timed_miss() {
         let mut swapped = arms();
         (swapped[0].0, swapped[2].0) = ("guest", "paged");
-        assert!(!figures(&swapped).get("return_s").unwrap().met());
-        assert!(!figures(&swapped).get("return_vs_guest").unwrap().met());
+        let swapped = figures(swapped);
+        assert!(!swapped.met("return_s") && !swapped.met("return_vs_guest"));
         let mut missing = arms();
         missing.remove(2);
         let mut unread = arms();
         unread[0].1.woken[1] = f64::NAN;
         for arms in [missing, unread, Vec::new()] {
-            assert!(figures(&arms).get("return_vs_guest").unwrap().value.is_nan());
+            assert!(figures(arms).value("return_vs_guest").is_nan());
         }
     }
 }

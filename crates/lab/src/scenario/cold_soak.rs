@@ -10,33 +10,20 @@
 //!
 //! `shim-stress` tests the shim with memory that a hostile worker pages out, also under KVM.
 
-use std::time::Duration;
-
-use model::{Bytes, PagesPerMs};
-use sys::memory_of::{Counters, Overhead};
+use model::PagesPerMs;
 use worker::{FreedOrder, Report, VmReport};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError, Machine};
+use super::prelude::*;
 use crate::lives;
-use crate::machine::{Direct, MachineSpec};
-use crate::random::Random;
-use crate::worker_process::{Wanted, WorkerProcess};
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-soak",
     summary: "30 minutes of paging out and back, merging, workers killed; no byte is lost",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Paging out and reading back lose no byte while workers are killed (30 min)";
     },
-    rounds: 1,
     run,
 };
 
@@ -63,23 +50,17 @@ struct ColdSoakCounts {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
     let zram = Zram::new(ZRAM)?;
-    let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        vcpus: 2,
-        data_disk: Some(DISK),
-        data_direct: Some(Direct { native: true, iops: DISK_IOPS }),
-        ..MachineSpec::new(name, "soak", MEMORY, MEMORY, workload)
+    let guest = |name: &str, workload: &str| {
+        let guest = context.guest(name, "soak", MEMORY, workload).with_shim(true);
+        guest.with_direct_disk(DISK, true, DISK_IOPS)
     };
     let specs = [
         guest("slow", "verify --mb 128 --rate 8 --disk /dev/data --disk-mb 64"),
         guest("fast", "verify --mb 96 --disk /dev/data --disk-mb 64"),
         guest("frees", "verify --mb 128 --breathe 20"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(specs)?;
+    progress::wait_until_working(&lab)?;
     let toll = soak(context, &lab, length)?;
     let left = release(&lab)?;
     let bad_bytes = fleet::bad_bytes(&lab)?;
@@ -115,9 +96,8 @@ fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<ColdSoakCounts
 /// The QEMUs' own memory, without their guests' RAM: the least of all, since one order is for
 /// all.
 fn own(lab: &Lab) -> Result<Bytes, LabError> {
-    let of = |pid| Overhead::measure(pid, &[MEMORY]).map(|overhead| overhead.own);
-    let all = lab.machines().iter().map(|machine| of(machine.process().pid));
-    let all: Vec<Bytes> = all.collect::<Result<_, _>>().map_err(std::io::Error::other)?;
+    let all = lab.machines().iter().map(|machine| Ok(machine.overhead()?.own));
+    let all: Vec<Bytes> = all.collect::<Result<_, LabError>>()?;
     Ok(all.into_iter().min().unwrap_or_default())
 }
 
@@ -132,9 +112,7 @@ fn release(lab: &Lab) -> Result<Bytes, LabError> {
     })?;
     worker.order(lab, Wanted::default())?;
     worker.end()?;
-    let out = |pid| Counters::of(pid).map(|counters| counters.swapped);
-    let all = lab.machines().iter().map(|machine| out(machine.process().pid));
-    Ok(all.sum::<Result<Bytes, _>>().map_err(std::io::Error::other)?)
+    lab.pids().into_iter().map(|pid| Ok(Counters::of(pid)?.swapped)).sum()
 }
 
 impl ColdSoakCounts {
@@ -154,7 +132,7 @@ impl ColdSoakCounts {
 fn figures(context: &Context, toll: &ColdSoakCounts, left: Bytes, bad_bytes: u64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let mut add = |name: &str, value: f64, unit: &'static str, note: &str, target: Target| {
-        figures.add(name, Figure::new(value, unit, note).target(target));
+        figures.check(name, value, unit, note, target);
     };
     let some = Target::AtLeast(1.0);
     let note = "wrong bytes in memory and disks of the guests";
@@ -167,6 +145,6 @@ fn figures(context: &Context, toll: &ColdSoakCounts, left: Bytes, bad_bytes: u64
     let note = "in swap after the release: QEMU's own memory, which nobody touches";
     add("left_mib", left.as_mib(), "MiB", note, Target::AtMost(LEFT.as_mib()));
     let note = "longest that a guest's work stood still";
-    figures.add("stall_ms_max", Figure::new(toll.longest_gap_ms, "ms", note));
+    figures.tell("stall_ms_max", toll.longest_gap_ms, "ms", note);
     figures
 }

@@ -5,33 +5,19 @@
 //! behind the repository: all pages are written to it, too, so the guest loses nothing when the
 //! repository dies. The three ways differ in the source of reads.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::recording::median;
+use super::prelude::*;
 use crate::remote_swap::{Disk, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "coop-swap",
     summary: "a guest that swaps, on a disk, on a local file, and into another host's memory",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "network_vs_disk" >= 2.0 => "ratio",
             "A guest that swaps is faster on another process' memory than on a disk that reads \
              in 5 ms (a unix socket between them)";
         "near" >= 0.9 => "ratio", "Its reads come from there";
     },
-    rounds: 1,
     run,
 };
 
@@ -41,15 +27,16 @@ const WORKLOAD: &str = "random-array --mb 128";
 const SWAP: Bytes = Bytes::mib(256);
 /// The time of a read on a disk with moving heads, in microseconds.
 const READ_US: u32 = 5_000;
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 const SETTLE: Duration = Duration::from_secs(5);
 const MEASURE: Duration = Duration::from_secs(25);
 
-/// One of the three ways.
-struct SwapArm {
-    name: &'static str,
-    disk: Disk,
-}
+const PLAIN: Disk = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO, cache: false };
+const NETWORK: &str = "network_memory";
+const WAYS: [(&str, Disk); 3] = [
+    ("disk", Disk { read_delay_us: READ_US, ..PLAIN }),
+    ("file", PLAIN),
+    (NETWORK, Disk { read_delay_us: READ_US, lent: SWAP, ..PLAIN }),
+];
 
 /// Measurements of one way.
 struct SwapFigures {
@@ -62,48 +49,23 @@ struct SwapFigures {
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let plain = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO, cache: false };
-    let ways = [
-        SwapArm { name: "disk", disk: Disk { read_delay_us: READ_US, ..plain } },
-        SwapArm { name: "file", disk: plain },
-        SwapArm {
-            name: "network memory",
-            disk: Disk { read_delay_us: READ_US, lent: SWAP, ..plain },
-        },
-    ];
-    let mut seen = Vec::new();
-    for way in &ways {
-        context.say(&format!("{} ...", way.name));
-        seen.push(course(context, way.disk)?);
-    }
-    let lines = ways.iter().zip(&seen).map(|(way, seen)| Line {
-        name: way.name.to_owned(),
-        points: (0_u32..).map(f64::from).zip(seen.rates.iter().copied()).collect(),
+    let seen = Arms::once(context, &WAYS, |_, disk| course(context, *disk))?;
+    let lines = seen.iter().map(|(name, seen)| {
+        Line::new(name, (0_u32..).map(f64::from).zip(seen.rates.iter().copied()))
     });
-    let chart = Chart {
-        unit: "accesses per second",
-        across: "seconds",
-        is_log: true,
-        lines: lines.collect(),
-        marks: Vec::new(),
-    };
-    let mut figures = figures(context, &ways, &seen);
-    let mut page = Page::default();
-    page.add("Accesses of a guest that lacks 32 of 128 MiB", chart);
+    let chart = Chart::linear("accesses per second", "seconds", lines);
+    let mut figures = figures(context, &seen);
+    let page =
+        Page::of("Accesses of a guest that lacks 32 of 128 MiB", Chart { is_log: true, ..chart });
     page.write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
 fn course(context: &Context, disk: Disk) -> Result<SwapFigures, LabError> {
     let swap = RemoteSwap::start(&context.dir.with_extension("swap"), GUEST, disk)?;
-    let guest = MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(GUEST, "swapping", MEMORY, MEMORY, WORKLOAD)
-    };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
-    lab.wait_for("the guest to have its array", FILL_LIMIT, |lab| {
-        Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
-    })?;
+    let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD);
+    let mut lab = context.start([swap.given_to(guest)])?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(SETTLE)?;
     let before = swap.status().unwrap_or_default();
     let mut rates = Vec::new();
@@ -128,35 +90,24 @@ fn sample(lab: &Lab) -> Result<(Instant, f64), LabError> {
     Ok((Instant::now(), lab.machine(GUEST)?.reported("ops")))
 }
 
-fn figures(context: &Context, ways: &[SwapArm], seen: &[SwapFigures]) -> Figures {
+fn figures(context: &Context, all: &Arms<SwapFigures>) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let rate = |i: usize| median(seen[i].rates.clone());
-    figures.add(
-        "network_vs_disk",
-        Figure::new(rate(2) / rate(0), "ratio", "accesses per second, medians"),
-    );
-    figures.add(
-        "network_vs_file",
-        Figure::new(rate(2) / rate(1), "ratio", "the same, to a file on this machine's own disk"),
-    );
-    for (way, seen) in ways.iter().zip(seen) {
-        let name = way.name.replace(' ', "_");
-        figures.add(
-            &format!("rate_{name}"),
-            Figure::new(median(seen.rates.clone()), "1/s", "accesses of the guest, median second"),
-        );
-        #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
+    let rate = |way: &str| all.number(way, |seen| median(seen.rates.clone()));
+    let note = "accesses per second, medians";
+    figures.tell("network_vs_disk", rate(NETWORK) / rate("disk"), "ratio", note);
+    let note = "the same, to a file on this machine's own disk";
+    figures.tell("network_vs_file", rate(NETWORK) / rate("file"), "ratio", note);
+    for (name, seen) in all.iter() {
+        let note = "accesses of the guest, median second";
+        figures.tell(&format!("rate_{name}"), rate(name), "1/s", note);
         let us = seen.read_us_median as f64;
         let note = "half of the disk's reads took less, to a power of two";
-        figures.add(&format!("read_us_{name}"), Figure::new(us, "us", note));
+        figures.tell(&format!("read_us_{name}"), us, "us", note);
     }
-    figures.add(
-        "near",
-        Figure::new(seen[2].near, "ratio", "of the reads: answered by the repository"),
-    );
-    #[expect(clippy::cast_precision_loss, reason = "zero is exact")]
-    let forged = seen[2].forged as f64;
+    let near = all.number(NETWORK, |seen| seen.near);
+    figures.tell("near", near, "ratio", "of the reads: answered by the repository");
+    let forged = all.number(NETWORK, |seen| seen.forged as f64);
     let note = "pages that were not what had been written";
-    figures.add("forged", Figure::new(forged, "count", note).target(Target::Equals(0.0)));
+    figures.check("forged", forged, "count", note, Target::Equals(0.0));
     figures
 }

@@ -11,29 +11,18 @@
 //! readings show at work.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use model::{Bytes, HostView, Mode};
+use model::HostView;
 use sys::process::{Identity, Usage, children_of};
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
 use crate::fleet::HARD_DISK_IOPS;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::recording::Extremes;
-use crate::recording::median;
 use crate::remote_swap::{Disk, GROUP, RemoteSwap};
-use crate::zram::Zram;
-use crate::{fleet, interrupt};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-cost",
     summary: "CPU time and memory of the daemon, bare and with everything on, six guests and forty",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::API],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::API],
     claims: claims! {
         "cpu_percent" < 1.0 => "%",
             "The daemon takes next to no CPU where it moves balloons only (six guests, 60 s)",
@@ -51,7 +40,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "workers_cpu_percent_6" => "%", "The workers of six guests take this part of a CPU";
         "workers_cpu_percent_40" => "%", "The workers of forty guests take this part of a CPU";
     },
-    rounds: 1,
     run,
 };
 
@@ -138,9 +126,7 @@ fn measure(
     }
     let cpu = usage(&daemon, &mut workers)?.cpu.saturating_sub(before);
     let workers_cpu = workers_cpu(&daemon)?.saturating_sub(workers_before);
-    if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
-        return Err(dead.death());
-    }
+    lab.ensure_alive()?;
     let on = parts_on(&daemon.case()?.view);
     lab.stop()?;
     Ok(DaemonCost { end, cpu, workers_cpu, resident_mb, on })
@@ -210,18 +196,18 @@ fn add_figures(figures: &mut Figures, costs: &[DaemonCost]) {
     let percent = |cpu: Duration| cpu.as_secs_f64() / f64::from(MINUTE) * 100.0;
     for DaemonCost { end, cpu, workers_cpu, resident_mb, on } in costs {
         let note = "user and system time of one CPU, over 60 s, enforcing";
-        figures.add(&format!("cpu_percent{end}"), Figure::new(percent(*cpu), "%", note));
+        figures.tell(&format!("cpu_percent{end}"), percent(*cpu), "%", note);
         let most = resident_mb.iter().copied().largest();
         let note = format!("most resident; median {:.1}", median(resident_mb.iter().copied()));
-        figures.add(&format!("rss_mb{end}"), Figure::new(most, "MB", note));
+        figures.tell(&format!("rss_mb{end}"), most, "MB", note);
         if end.is_empty() {
             continue;
         }
         let note = "of one CPU, over the same 60 s, by the daemon's readings";
         let name = format!("workers_cpu_percent{end}");
-        figures.add(&name, Figure::new(percent(*workers_cpu), "%", note));
+        figures.tell(&name, percent(*workers_cpu), "%", note);
         let note = "workers for all groups, pools, tracking, paging, a disk's cache";
-        figures.add(&format!("on{end}"), Figure::new(*on as f64, "count", note));
+        figures.tell(&format!("on{end}"), *on as f64, "count", note);
     }
 }
 
@@ -241,28 +227,27 @@ mod tests {
     fn figures(change: impl Fn(&mut DaemonCost)) -> Figures {
         let mut costs = ["", "_6", "_40"].map(cost);
         change(&mut costs[2]);
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, &costs);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, &costs))
     }
 
     #[test]
     fn costs_are_those_of_a_minute_and_workers_are_told_apart() {
         let figures = figures(|_| ());
-        let value = |name: &str| figures.get(name).unwrap().value;
-        assert!((value("cpu_percent_40") - 0.5).abs() < 1e-9);
-        assert!((value("workers_cpu_percent_40") - 10.0).abs() < 1e-9);
-        assert!((value("rss_mb_6") - 32.0).abs() < 1e-9);
+        figures.assert_near(&[
+            ("cpu_percent_40", 0.5),
+            ("workers_cpu_percent_40", 10.0),
+            ("rss_mb_6", 32.0),
+        ]);
         assert!(figures.passed(), "{}", figures.to_table());
     }
 
     #[test]
     fn a_part_that_is_off_and_memory_that_was_not_read_miss() {
-        assert!(!figures(|cost| cost.on = 4).get("on_40").unwrap().met());
-        assert!(!figures(|cost| cost.resident_mb.clear()).get("rss_mb_40").unwrap().met());
+        assert!(!figures(|cost| cost.on = 4).met("on_40"));
+        assert!(!figures(|cost| cost.resident_mb.clear()).met("rss_mb_40"));
         assert!(!figures(|cost| cost.resident_mb.push(f64::NAN)).passed());
         let costly = figures(|cost| cost.cpu = Duration::from_secs(1));
-        assert!(!costly.get("cpu_percent_40").unwrap().met());
+        assert!(!costly.met("cpu_percent_40"));
     }
 
     #[test]

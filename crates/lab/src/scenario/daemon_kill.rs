@@ -8,25 +8,15 @@
 //! a new daemon has taken over when each group has its worker again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
 
-use model::{Bytes, Mode, VmName};
+use model::VmName;
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::random::Random;
-use crate::zram::Zram;
-use crate::{fleet, interrupt};
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-kill",
     summary: "the daemon is killed at random moments, bare and with all on: no guest is harmed",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::WORKER, measured::SHIM],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "The daemon may be killed at any moment, and no byte is lost (20 kills)";
@@ -40,7 +30,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "workers_s_max_6" => "s", "A new daemon has a worker for each group of the six after this";
         "workers_s_max_40" => "s", "It has one for each group of the forty after this";
     },
-    rounds: 1,
     run,
 };
 
@@ -70,35 +59,22 @@ fn everything(
     guests: &[MachineSpec],
     figures: &mut Figures,
 ) -> Result<(), LabError> {
-    let mut random = Random::new(context.seed);
     // Declared first, dropped last: memory must not lie in it then.
     let _zram = Zram::new(ZRAM)?;
     // Forty that boot at once would not be up in time.
     let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, guests, |_| Ok(()))?;
     let groups: BTreeSet<&str> = guests.iter().map(|guest| guest.group.as_str()).collect();
-    let mut daemon = Daemon::start(&mut lab, DaemonSettings::everything())?;
+    let daemon = Daemon::start(&mut lab, DaemonSettings::everything())?;
     fleet::wait_until_working(&lab)?;
     wait_for_workers(&lab, &daemon, groups.len())?;
-    let mut slowest = Duration::ZERO;
-    for _ in 0..KILLS {
-        interrupt::sleep(Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1)))?;
-        daemon.kill(&mut lab)?;
-        interrupt::sleep(Duration::from_millis(random.between(0, 1_000)))?;
-        let restarted = Instant::now();
-        daemon.restart(&mut lab)?;
-        wait_for_workers(&lab, &daemon, groups.len())?;
-        slowest = slowest.max(restarted.elapsed());
-    }
-    let bad_bytes = fleet::bad_bytes(&lab)?;
-    let dead = lab.machines().iter().filter(|machine| !machine.alive()).count();
-    lab.stop()?;
+    let have_workers = |lab: &Lab, daemon: &Daemon, ()| wait_for_workers(lab, daemon, groups.len());
+    let [bad, dead, slowest] = kills(context, lab, daemon, |_| Ok(()), have_workers)?;
     let note = format!("wrong bytes found by `verify`, of {end} guests, everything on");
-    figures.add(&format!("bad_bytes_{end}"), Figure::new(bad_bytes as f64, "B", note));
+    figures.tell(&format!("bad_bytes_{end}"), bad, "B", note);
     let note = "guests not alive at the end, everything on";
-    figures.add(&format!("dead_guests_{end}"), Figure::new(dead as f64, "count", note));
+    figures.tell(&format!("dead_guests_{end}"), dead, "count", note);
     let note = format!("start of the daemon to a worker for each group, worst of {KILLS}");
-    let slowest = Figure::new(slowest.as_secs_f64(), "s", note);
-    figures.add(&format!("workers_s_max_{end}"), slowest);
+    figures.tell(&format!("workers_s_max_{end}"), slowest, "s", note);
     Ok(())
 }
 
@@ -111,42 +87,47 @@ fn wait_for_workers(lab: &Lab, daemon: &Daemon, groups: usize) -> Result<(), Lab
     })
 }
 
-fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabError> {
+/// Kills and restarts the daemon; the wrong bytes, the dead guests and the slowest recovery.
+fn kills<T>(
+    context: &Context,
+    mut lab: Lab,
+    mut daemon: Daemon,
+    before: impl Fn(&Lab) -> Result<T, LabError>,
+    wait: impl Fn(&Lab, &Daemon, T) -> Result<(), LabError>,
+) -> Result<[f64; 3], LabError> {
     let mut random = Random::new(context.seed);
-    let fleet = fleet::quickstart(context.seed);
-    let mut lab = Lab::start(&context.dir, &context.provisions, &fleet)?;
-    let mut daemon = Daemon::start(&mut lab, Mode::Enforce)?;
-    fleet::wait_until_working(&lab)?;
-
     let mut slowest = Duration::ZERO;
     for _ in 0..KILLS {
-        interrupt::sleep(Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1)))?;
-        let before = balloons(&lab)?;
+        interrupt::sleep(random.millis(LIFE_MS))?;
+        let before = before(&lab)?;
         daemon.kill(&mut lab)?;
         // The time without a daemon is random, too.
-        interrupt::sleep(Duration::from_millis(random.between(0, 1_000)))?;
+        interrupt::sleep(random.millis((0, 1_000)))?;
         let restarted = Instant::now();
         daemon.restart(&mut lab)?;
-        lab.wait_for("the targets to converge", CONVERGE_LIMIT, |lab| {
-            has_converged(lab, &daemon, &before)
-        })?;
+        wait(&lab, &daemon, before)?;
         slowest = slowest.max(restarted.elapsed());
     }
     let bad_bytes = fleet::bad_bytes(&lab)?;
     let dead = lab.machines().iter().filter(|machine| !machine.alive()).count();
     lab.stop()?;
+    Ok([bad_bytes as f64, dead as f64, slowest.as_secs_f64()])
+}
 
-    let (bad, dead) = (bad_bytes as f64, dead as f64);
-    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`"));
-    figures.add("dead_guests", Figure::new(dead, "count", "guests not alive at the end"));
-    figures.add(
-        "converge_s_max",
-        Figure::new(
-            slowest.as_secs_f64(),
-            "s",
-            format!("start of the daemon to all balloons on target, worst of {KILLS}"),
-        ),
-    );
+fn balloons_only(context: &Context, figures: &mut Figures) -> Result<(), LabError> {
+    let mut lab = context.start(fleet::quickstart(context.seed))?;
+    let daemon = Daemon::start(&mut lab, Mode::Enforce)?;
+    fleet::wait_until_working(&lab)?;
+    let converge = |lab: &Lab, daemon: &Daemon, before: BTreeMap<VmName, Bytes>| {
+        lab.wait_for("the targets to converge", CONVERGE_LIMIT, |lab| {
+            has_converged(lab, daemon, &before)
+        })
+    };
+    let [bad, dead, slowest] = kills(context, lab, daemon, balloons, converge)?;
+    figures.tell("bad_bytes", bad, "B", "wrong bytes found by `verify`");
+    figures.tell("dead_guests", dead, "count", "guests not alive at the end");
+    let note = format!("start of the daemon to all balloons on target, worst of {KILLS}");
+    figures.tell("converge_s_max", slowest, "s", note);
     Ok(())
 }
 

@@ -9,30 +9,17 @@
 //! The guest has a CPU of its own, on which QEMU's threads and the shim's run as well. The worker
 //! and `ksmd` have the other one, in their turns.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::pairs::Pairs;
 use crate::meb::progress::Lines;
-use crate::merger::Merger;
+use crate::merger::{COPIES, COPIES_MB, Merger, SAME_MB};
 use crate::pinning::{self, Pinned};
-use crate::recording::{Extremes, median};
 use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-cost",
     summary: "what a working guest feels of its pages being merged: its speed, and its longest pauses",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM],
     claims: claims! {
         "guest_slowdown" <= 0.02 => "ratio",
             "A guest that works does not feel that its pages are merged";
@@ -42,16 +29,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "pause_us_p9999" <= 2000.0 => "us",
             "A guest's longest pauses stay short while its pages are merged";
     },
-    rounds: 1,
     run,
 };
 
 /// Rounds of ours; KSM has half as many, which still have an interval.
 const ROUNDS: u64 = 12;
 const MEMORY: Bytes = Bytes::mib(256);
-const SAME_MB: u32 = 60;
-const OWN_MB: u32 = 60;
-const ZERO_MB: u32 = 20;
 const SETTLE: Duration = Duration::from_secs(3);
 /// Lines, one a second, of the window in which pages are merged, and of the windows before and
 /// after it.
@@ -105,7 +88,7 @@ fn add_figures(figures: &mut Figures, ours: &[Round], kernels: &[Round]) {
     figures.add("guest_slowdown_ksm_50", slowdown(kernels));
     let note = "of the guest's CPU, by the kernel's count: what the shim's threads took";
     let taken = ours.iter().map(|round| round.taken).collect();
-    figures.add("taken", Figure::of_rounds(taken, "ratio", note));
+    figures.tell_rounds("taken", taken, "ratio", note);
     let under_ksm = median(kernels.iter().map(|round| round.pause_us_with));
     let without = median(ours.iter().map(|round| round.pause_us_without));
     let with: Vec<f64> = ours.iter().map(|round| round.pause_us_with).collect();
@@ -114,34 +97,33 @@ fn add_figures(figures: &mut Figures, ours: &[Round], kernels: &[Round]) {
         "of what an access took, in the worst second of each round; the worst round's {worst:.0}; \
          without merging {without:.0}, under KSM {under_ksm:.0}"
     );
-    figures.add("pause_us_p9999", Figure::of_rounds(with, "us", note));
+    figures.tell_rounds("pause_us_p9999", with, "us", note);
     let least = ours.iter().map(|round| round.merged_mib).smallest();
     let note = "of the guest that worked, in the round with the least: it was really merged";
-    let figure = Figure::new(least, "MiB", note);
-    figures.add("merged_mib", figure.target(Target::AtLeast(f64::from(SAME_MB) * 0.9)));
+    figures.check("merged_mib", least, "MiB", note, Target::AtLeast(f64::from(SAME_MB) * 0.9));
 }
 
 fn round(context: &Context, number: u64, way: CostArm) -> Result<Round, LabError> {
-    let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
-    let guest = |place: u64, name: &str, work: &str| MachineSpec {
-        seed: context.seed + 2 * number + place,
-        shim: true,
-        cpus: vec![if place == 0 { 0 } else { WORKER_CPU }],
-        ..MachineSpec::new(name, "dedup", MEMORY, MEMORY, work)
+    let guest = |place: u64, name: &str, work: &str| {
+        context
+            .guest(name, "dedup", MEMORY, work)
+            .seeded(2 * number + place)
+            .with_shim(true)
+            .on_cpus(vec![if place == 0 { 0 } else { WORKER_CPU }])
     };
-    let specs = [guest(0, "working", &fill), guest(1, "resting", &format!("{fill} --rest"))];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
+    let mut lab = context
+        .start([guest(0, "working", COPIES), guest(1, "resting", &format!("{COPIES} --rest"))])?;
+    fleet::wait_until_filled(&lab, COPIES_MB)?;
     interrupt::sleep(SETTLE)?;
     let before = window(&lab, WITHOUT)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let shim_before = threads::shims_cpu_s(&pids[..1]);
     let (with, merged_mib, after);
     match way {
         CostArm::Ours => {
             let merger = pinning::on_cpu(WORKER_CPU, || Merger::start(&pids, Some(RATE), None))?;
             with = window(&lab, WITH)?;
-            merged_mib = merger.stop().first().map_or(0.0, |reading| reading.merged.as_mib());
+            merged_mib = merger.stop().first().map_or(f64::NAN, |reading| reading.merged.as_mib());
             after = window(&lab, WITHOUT)?;
         }
         CostArm::Kernel => {
@@ -190,12 +172,8 @@ fn window(lab: &Lab, lines: usize) -> Result<CostWindow, LabError> {
     let mut seen = Lines::of(lab);
     let is_over = |seen: &Lines| seen.guest(0).len() > lines;
     seen.look_until(lab, "a guest to report", WINDOW_LIMIT, is_over)?;
-    let lines = seen.guest(0);
-    let rate = match lines {
-        [first, .., last] => last.rate_since(first),
-        _ => f64::NAN,
-    };
-    let pauses = lines.iter().skip(1).filter_map(|line| line.number("p9999_us"));
+    let rate = seen.rate(0);
+    let pauses = seen.guest(0).iter().skip(1).filter_map(|line| line.number("p9999_us"));
     Ok(CostWindow { rate, pause_us: pauses.largest() })
 }
 
@@ -209,9 +187,7 @@ mod tests {
     }
 
     fn figures(ours: &[Round], kernels: &[Round]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, ours, kernels);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, ours, kernels))
     }
 
     #[test]
@@ -226,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_window_that_was_not_read_and_a_guest_that_was_not_merged_miss() {
-        let met = |ours: &[Round], name: &str| figures(ours, &[]).get(name).unwrap().met();
+        let met = |ours: &[Round], name: &str| figures(ours, &[]).met(name);
         assert!(!met(&[round(0.01), round(f64::NAN)], "guest_slowdown"));
         assert!(!met(&[], "guest_slowdown") && !met(&[], "merged_mib") && !met(&[], "taken"));
         let unread = Round { pause_us_with: f64::NAN, ..round(0.01) };

@@ -15,32 +15,20 @@
 //! that count, the growth of all of the machine's mappings is compared with that of those listed
 //! (`counter_error`).
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, PagesPerMs, TrackingBudget};
+use model::{PagesPerMs, TrackingBudget};
 use pages::dedup::BYTES_PER_PAGE;
 use sys::memory_map::PAGE_LEN;
-use sys::memory_of::{Counters, Overhead};
 use sys::pool_maps;
 use worker::Report;
 
 use super::dedup_vs_ksm::anonymous_mib;
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::recording::Extremes;
+use super::prelude::*;
 use crate::slab::Objects;
-use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-overhead",
     summary: "what merging takes of memory: mappings, page tables and the worker, to what it saves and scans",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM],
     claims: claims! {
         "overhead_of_saved" <= 0.03 => "ratio",
             "Mappings and page tables take little of the saved memory in a natural layout";
@@ -50,7 +38,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "The worker's index takes little of the scanned memory";
         "counter_error" <= 0.05 => "ratio", "The worker's own count of these costs is right";
     },
-    rounds: 1,
     run,
 };
 
@@ -114,44 +101,43 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let layout = layout(context, name, mb, work)?;
         context.say(&format!("  {}\n  {}", layout.in_words(), layout.worker_in_words()));
         let value = layout.kernel_mib() / layout.saved;
-        figures.add(figure, Figure::new(value, "ratio", layout.in_words()));
+        figures.tell(figure, value, "ratio", layout.in_words());
         let each = layout.kernel_mib() * f64::from(1 << 20) / layout.mappings;
         let note = "what the kernel takes for each mapping of the pool";
-        figures.add(&format!("mapping_bytes_{name}"), Figure::new(each, "B", note));
+        figures.tell(&format!("mapping_bytes_{name}"), each, "B", note);
         let left = layout.saved - layout.kernel_mib() - layout.worker;
         let note =
             format!("by all four, the pool subtracted; {left:.0} without all that merging takes");
-        figures.add(&format!("saved_mib_{name}"), Figure::new(layout.saved, "MiB", note));
+        figures.tell(&format!("saved_mib_{name}"), layout.saved, "MiB", note);
         of_scanned.push((layout.worker / layout.scanned, layout.worker_in_words()));
         counter_error = counter_error.max(layout.counter_error);
     }
     let note = of_scanned.iter().map(|(_, words)| words.as_str()).collect::<Vec<_>>().join("; ");
     let most = of_scanned.iter().map(|(ratio, _)| *ratio).largest();
-    figures.add("overhead_of_scanned", Figure::new(most, "ratio", note));
+    figures.tell("overhead_of_scanned", most, "ratio", note);
     let note =
         "growth of the machine's mappings to those that the QEMUs list, - 1: whether it was quiet";
-    figures.add("counter_error", Figure::new(counter_error, "ratio", note));
+    figures.tell("counter_error", counter_error, "ratio", note);
     Ok(figures)
 }
 
 fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<PageLayout, LabError> {
-    let guest = |number: usize| MachineSpec {
-        seed: context.seed + number as u64,
-        shim: true,
-        ..MachineSpec::new(&format!("copy-{number}"), "dedup", MEMORY, MEMORY, work)
+    let guest = |number: usize| {
+        context
+            .guest(&format!("copy-{number}"), "dedup", MEMORY, work)
+            .seeded(number as u64)
+            .with_shim(true)
     };
-    let specs: Vec<_> = (0..GUESTS).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start((0..GUESTS).map(guest))?;
     fleet::wait_until_filled(&lab, mb)?;
     interrupt::sleep(SETTLE)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let mut worker = WorkerProcess::start(name)?;
     lab.wait_for("the worker to report", WORKER_LIMIT, |_| Ok(worker.report().is_some()))?;
     let before = OverheadSample::now(&pids, &worker)?;
     let mut scanned = Bytes::ZERO;
-    for pid in &pids {
-        let guest = Overhead::measure(*pid, &[MEMORY]).map_err(std::io::Error::other)?.guest;
-        scanned = scanned.plus(guest);
+    for machine in lab.machines() {
+        scanned = scanned.plus(machine.overhead()?.guest);
     }
     let tracking = TrackingBudget::Off;
     worker.order(&lab, Wanted { tracking, scan_rate: Some(RATE), ..Wanted::default() })?;
@@ -182,12 +168,11 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<PageLayo
 
 impl OverheadSample {
     fn now(pids: &[u32], worker: &WorkerProcess) -> Result<Self, LabError> {
-        let counters = |pid: u32| Counters::of(pid).map_err(std::io::Error::other);
-        let of_worker = counters(worker.identity().pid)?;
+        let of_worker = Counters::of(worker.identity().pid)?;
         let (mut listed, mut page_tables) = (0.0, of_worker.page_tables);
         for pid in pids {
             listed += std::fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().count() as f64;
-            page_tables = page_tables.plus(counters(*pid)?.page_tables);
+            page_tables = page_tables.plus(Counters::of(*pid)?.page_tables);
         }
         Ok(Self {
             listed,

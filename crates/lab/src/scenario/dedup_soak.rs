@@ -7,23 +7,13 @@
 //! group's worker, and balloons go up and down. At the end all is unshared, and nothing may be
 //! left.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::{Direct, MachineSpec};
+use super::prelude::*;
 use crate::soak::Soak;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-soak",
     summary: "half an hour of merging, breaking, unsharing, tracking and ballooning; no byte is lost, nothing is left",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Merging, breaking, unsharing, tracking and ballooning lose no byte, workers killed \
@@ -33,7 +23,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "left_mappings" == 0.0 => "count", "No mapping of a pool is left then";
         "left_pieces" <= 256.0 => "count", "Writes leave few pieces of mappings in four VMs";
     },
-    rounds: 1,
     run,
 };
 
@@ -42,22 +31,16 @@ const MEMORY: Bytes = Bytes::mib(224);
 const LEAST_MEMORY: Bytes = Bytes::mib(176);
 const DISK: Bytes = Bytes::mib(64);
 const DISK_IOPS: u32 = 400;
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// The longest that a guest may stand still.
 const HANG_MS: f64 = 10_000.0;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
-    let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        ..MachineSpec::new(name, "soak", MEMORY, MEMORY, workload)
-    };
-    let witness = |name: &str, native: bool| MachineSpec {
-        vcpus: 2,
-        data_disk: Some(DISK),
-        data_direct: Some(Direct { native, iops: DISK_IOPS }),
-        ..guest(name, "verify --mb 64 --disk /dev/data --disk-mb 64")
+    let guest =
+        |name: &str, workload: &str| context.guest(name, "soak", MEMORY, workload).with_shim(true);
+    let witness = |name: &str, native: bool| {
+        let guest = guest(name, "verify --mb 64 --disk /dev/data --disk-mb 64");
+        guest.with_direct_disk(DISK, native, DISK_IOPS)
     };
     let specs = [
         witness("native", true),
@@ -65,10 +48,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("sort", "sort --mb 48"),
         guest("memhog", "memhog --mb 80 --hold 3 --rest 2 --rate 60"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(specs)?;
+    progress::wait_until_working(&lab)?;
     let mut longest_gap_ms = 0.0_f64;
     let mut soak = Soak::new(&lab, "soak", None, context.seed)?;
     soak.run(length, |machine, random| {
@@ -81,9 +62,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     soak.end(&mut figures)?;
     let note = "wrong bytes in memory and disks of the guests";
-    figures.add("bad_bytes", Figure::new(fleet::bad_bytes(&lab)? as f64, "B", note));
-    let stall = Figure::new(longest_gap_ms, "ms", "longest that a guest's work stood still");
-    figures.add("stall_ms_max", stall.target(Target::AtMost(HANG_MS)));
+    figures.tell("bad_bytes", fleet::bad_bytes(&lab)? as f64, "B", note);
+    let note = "longest that a guest's work stood still";
+    figures.check("stall_ms_max", longest_gap_ms, "ms", note, Target::AtMost(HANG_MS));
     lab.stop()?;
     Ok(figures)
 }

@@ -12,30 +12,15 @@
 //! more is KSM as kernels since 6.8 can run it: its advisor finds the rate by the time that a scan
 //! takes, and smart scan skips pages that found no match.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-use sys::memory_of::Counters;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet;
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::merger::Merger;
-use crate::recording::Extremes;
+use crate::merger::{COPIES, COPIES_MB, Merger, Merging};
 use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-vs-ksm",
     summary: "identical pages of four guests, merged by Overbook and by KSM: amount, time, cost",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM],
     claims: claims! {
         "saved_vs_ksm" >= 0.95 => "ratio",
             "Overbook saves what kernel KSM does (four guests, 140 of 256 MB known to be the \
@@ -61,15 +46,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "cpu_resting_vs_ksm_advised" => "ratio",
             "It takes this part of that KSM's CPU time in ten minutes at rest";
     },
-    rounds: 1,
     run,
 };
 
 const GUESTS: usize = 4;
 const MEMORY: Bytes = Bytes::mib(256);
-const SAME_MB: u32 = 60;
-const OWN_MB: u32 = 60;
-const ZERO_MB: u32 = 20;
 /// Time for the guests to come to rest after they have booted and filled their memory.
 const SETTLE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -140,12 +121,6 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Merging in progress.
-enum MergePhase {
-    Ours(Merger),
-    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
-}
-
 /// `None`: this kernel cannot do it this way.
 fn course(
     context: &Context,
@@ -153,26 +128,26 @@ fn course(
     way: MergeArm,
     rests: bool,
 ) -> Result<Option<MergeRun>, LabError> {
-    let work = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB} --rest");
-    let guest = |number: usize| MachineSpec {
-        seed: context.seed + number as u64,
-        shim: true,
-        ..MachineSpec::new(&format!("copy-{number}"), "dedup", MEMORY, MEMORY, &work)
+    let work = format!("{COPIES} --rest");
+    let guest = |number: usize| {
+        context
+            .guest(&format!("copy-{number}"), "dedup", MEMORY, &work)
+            .seeded(number as u64)
+            .with_shim(true)
     };
-    let specs: Vec<_> = (0..GUESTS).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
+    let mut lab = context.start((0..GUESTS).map(guest))?;
+    fleet::wait_until_filled(&lab, COPIES_MB)?;
     interrupt::sleep(SETTLE)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
 
     let before = anonymous_mib(&pids)?;
     let cpu_before = cpu_s(None, &pids)?;
     let began = Instant::now();
     let at = match way {
-        MergeArm::Ours(rate) => MergePhase::Ours(Merger::start(&pids, rate, None)?),
-        MergeArm::Kernel(rate) => MergePhase::Kernel(Ksm::start(rate)?),
+        MergeArm::Ours(rate) => Merging::Ours(Merger::start(&pids, rate, None)?),
+        MergeArm::Kernel(rate) => Merging::Kernel(Ksm::start(rate)?),
         MergeArm::Advised => match Ksm::start_advised()? {
-            Some(ksm) => MergePhase::Kernel(ksm),
+            Some(ksm) => Merging::Kernel(ksm),
             None => return Ok(None),
         },
     };
@@ -204,19 +179,10 @@ fn rest(context: &Context) -> Duration {
     Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_REST_MINUTES)
 }
 
-impl MergePhase {
-    fn pool_mib(&self) -> f64 {
-        match self {
-            Self::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
-            Self::Kernel(_) => 0.0,
-        }
-    }
-}
-
 /// CPU time of all threads that merge.
-fn cpu_s(at: Option<&MergePhase>, pids: &[u32]) -> Result<f64, LabError> {
+fn cpu_s(at: Option<&Merging>, pids: &[u32]) -> Result<f64, LabError> {
     let engine = match at {
-        Some(MergePhase::Ours(merger)) => merger.cpu_s(),
+        Some(Merging::Ours(merger)) => merger.cpu_s(),
         _ => 0.0,
     };
     Ok(engine + threads::shims_cpu_s(pids) + Ksm::cpu_s()?)
@@ -226,7 +192,7 @@ fn cpu_s(at: Option<&MergePhase>, pids: &[u32]) -> Result<f64, LabError> {
 /// cheap: walking page tables twenty times a second would delay the merging.
 pub(super) fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
     let of = |pid: &u32| Counters::of(*pid).map(|counters| counters.anonymous);
-    let all: Bytes = pids.iter().map(of).sum::<Result<_, _>>().map_err(std::io::Error::other)?;
+    let all: Bytes = pids.iter().map(of).sum::<Result<_, _>>()?;
     Ok(all.as_mib() - Ksm::saved_mib()?)
 }
 
@@ -272,7 +238,7 @@ fn add_figures(figures: &mut Figures, courses: &[MergeRun], rest: Duration) {
     let note = format!(
         "the less of both our rates, {ours:.0} MiB, to the most of KSM's, {ksm_saved:.0} MiB"
     );
-    figures.add("saved_vs_ksm", Figure::new(ours / ksm_saved, "ratio", note));
+    figures.tell("saved_vs_ksm", ours / ksm_saved, "ratio", note);
     let minutes = rest.as_secs() / 60;
     let cpu = |course: &MergeRun| course.merging_cpu_s + course.resting();
     let seconds = "seconds to 95 % of what each saves";
@@ -282,7 +248,7 @@ fn add_figures(figures: &mut Figures, courses: &[MergeRun], rest: Duration) {
     let mut compare = |figure: &str, one: &str, other: &str, what: fn(&MergeRun) -> f64, note| {
         let (one_s, other_s) = (number(one, what), number(other, what));
         let note = format!("{note}: {one} {one_s:.2}, {other} {other_s:.2}");
-        figures.add(figure, Figure::new(one_s / other_s, "ratio", note));
+        figures.tell(figure, one_s / other_s, "ratio", note);
     };
     for (name, theirs, ours) in [
         ("sooner_than_ksm_50", "ksm_50", "ours_50"),
@@ -306,19 +272,14 @@ fn add_figures(figures: &mut Figures, courses: &[MergeRun], rest: Duration) {
     }
     for course in courses {
         let saved = course.all_saved();
-        let figure = Figure::new(saved, "MiB", course.in_words().trim());
-        figures.add(&format!("saved_mib_{}", course.name), figure);
+        figures.tell(&format!("saved_mib_{}", course.name), saved, "MiB", course.in_words().trim());
     }
 }
 
 fn page(courses: &[MergeRun]) -> Page {
-    let line =
-        |course: &MergeRun| Line { name: course.name.to_owned(), points: course.saved.clone() };
-    let lines = courses.iter().map(line).collect();
-    let mut page = Page::default();
-    let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
-    page.add("Memory saved", chart);
-    page
+    let line = |course: &MergeRun| Line::new(course.name, course.saved.clone());
+    let chart = Chart::linear("MiB", "seconds", courses.iter().map(line));
+    Page::of("Memory saved", chart)
 }
 
 #[cfg(test)]
@@ -342,13 +303,13 @@ mod tests {
     }
 
     fn figures(courses: &[MergeRun]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, courses, Duration::from_secs(600));
-        figures
+        Figures::invented(SCENARIO.name, |figures| {
+            add_figures(figures, courses, Duration::from_secs(600))
+        })
     }
 
     fn value(courses: &[MergeRun], name: &str) -> f64 {
-        figures(courses).get(name).unwrap().value
+        figures(courses).value(name)
     }
 
     #[test]
@@ -383,7 +344,7 @@ mod tests {
             };
         }
         for name in ["sooner_than_ksm_50", "cpu_vs_ksm", "cpu_merging_vs_ksm_50"] {
-            assert!(!figures(&swapped).get(name).unwrap().met(), "{name}");
+            assert!(!figures(&swapped).met(name), "{name}");
         }
     }
 

@@ -7,58 +7,46 @@
 //! or not, take all or a part or nothing, merge or unshare, track or not. Balloons move, and the
 //! worker is killed at random moments.
 
-use std::time::Duration;
-
-use model::{Bytes, FreePages, PagesPerMs, TrackingBudget};
+use model::{FreePages, PagesPerMs, TrackingBudget};
 use worker::{FreedOrder, Report};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet;
-use crate::lab::{Lab, LabError, Machine};
+use super::prelude::*;
 use crate::lives;
-use crate::machine::MachineSpec;
-use crate::random::Random;
-use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "free-soak",
     summary: "ten minutes of guests that free, take and verify memory under random takes; no byte is lost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER, measured::PAGES],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER, measured::PAGES],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Taking, freeing, verifying, merging, tracking and ballooning lose no byte, workers \
              killed at random (10 min)";
         "taken_mib" >= 500.0 => "MiB", "Memory was really taken meanwhile";
     },
-    rounds: 1,
     run,
 };
 
 const MINUTES: u32 = 10;
 const MEMORY: Bytes = Bytes::mib(256);
 const LEAST_MEMORY: Bytes = Bytes::mib(224);
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 const RATE: PagesPerMs = PagesPerMs(50);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60 * u64::from(context.minutes.unwrap_or(MINUTES)));
     let guest = |number: u64, every: &str, order: u32, kernel_options: &str| MachineSpec {
         // Pairs of guests hold the same content.
-        seed: context.seed + number / 2,
-        shim: true,
+        // The rate leaves CPU time for the guest's kernel to report free memory.
         reporting_order: Some(order),
         kernel_options: kernel_options.to_owned(),
-        ..MachineSpec::new(
-            &format!("guest-{number}"),
-            "soak",
-            MEMORY,
-            MEMORY,
-            // The rate leaves CPU time for the guest's kernel to report free memory.
-            &format!("verify --mb 128 --rate 40 --breathe {every}"),
-        )
+        ..context
+            .guest(
+                &format!("guest-{number}"),
+                "soak",
+                MEMORY,
+                &format!("verify --mb 128 --rate 40 --breathe {every}"),
+            )
+            .seeded(number / 2)
+            .with_shim(true)
     };
     let specs = [
         guest(0, "6", 9, ""),
@@ -66,10 +54,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest(2, "10", 5, ""),
         guest(3, "14", 0, "init_on_free=1"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(specs)?;
+    progress::wait_until_working(&lab)?;
     let mut random = Random::new(context.seed);
     let start = || WorkerProcess::start("soak");
     let beside = |machine: &Machine, random: &mut Random| {
@@ -112,8 +98,7 @@ fn figures(context: &Context, bad_bytes: u64, last_words: &[Report]) -> Figures 
         "in {} of memory handed over, {} of it taken and {} found in use again; {kills} workers killed",
         all.handed_over, all.taken, all.taken_back
     );
-    figures.add("bad_bytes", Figure::new(bad_bytes as f64, "B", note));
-    let note = "it was really taken";
-    figures.add("taken_mib", Figure::new(all.taken.as_mib(), "MiB", note));
+    figures.tell("bad_bytes", bad_bytes as f64, "B", note);
+    figures.tell("taken_mib", all.taken.as_mib(), "MiB", "it was really taken");
     figures
 }

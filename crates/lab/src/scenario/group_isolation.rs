@@ -8,32 +8,17 @@
 //! to their pages (`probe`). The one in `shop` is the control, which shows that timing reveals
 //! sharing where there is any.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, Dedup, DedupSpec, GroupName, Mode, PagesPerMs, VmName};
+use model::{Dedup, DedupSpec, GroupName, PagesPerMs, VmName};
 
 use self::shared::{Group, Pages, Reach};
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::recording::Extremes;
+use super::prelude::*;
 
 mod shared;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "group-isolation",
     summary: "groups with the same content share nothing, and no guest can tell what another group holds",
-    file: file!(),
-    measures: &[
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::POLICY,
-        measured::DAEMON,
-    ],
+    measures: &[&[file!()], measured::MANAGED],
     claims: claims! {
         "shared_across" == 0.0 => "pages",
             "Groups with the same content share no page (three groups, by physical frames)";
@@ -48,7 +33,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
              first writes)";
         "timing_difference_within" >= 0.2 => "share", "A guest would see it within its own group";
     },
-    rounds: 1,
     run,
 };
 
@@ -88,13 +72,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         (OUTSIDER, SPY, &probe),
         ("neighbour", SPY, &"idle".to_owned()),
     ];
-    let spec = |(place, (name, group, work)): (usize, (&str, &str, &String))| MachineSpec {
-        seed: context.seed + place as u64,
-        shim: true,
-        ..MachineSpec::new(name, group, MEMORY, MEMORY, work)
+    let spec = |(place, (name, group, work)): (usize, (&str, &str, &String))| {
+        context.guest(name, group, MEMORY, work).seeded(place as u64).with_shim(true)
     };
-    let specs: Vec<_> = guests.into_iter().enumerate().map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(guests.into_iter().enumerate().map(spec))?;
     let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Observe.into() };
     let daemon = Daemon::start(&mut lab, settings)?;
     lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {
@@ -177,31 +158,30 @@ fn add_pages(figures: &mut Figures, lab: &Lab, pages: &Pages) -> Result<(), LabE
     // Where no page was seen to be shared at all, none across groups says nothing.
     let has_seen = pages.within.values().any(|shared| *shared > 0);
     let across = if has_seen { pages.across as f64 } else { f64::NAN };
-    figures.add("shared_across", Figure::new(across, "pages", note));
+    figures.tell("shared_across", across, "pages", note);
     let mib = |machine: &Machine| {
         let shared = pages.within.get(&machine.process().pid).copied();
         shared.map_or(f64::NAN, |pages| pages as f64 / PAGES_PER_MIB)
     };
     let note = "what the outsider shares with its idle neighbour, which has none of the content: merging is at work there";
     let system = mib(lab.machine(OUTSIDER)?);
-    let figure = Figure::new(system, "MiB", note);
-    figures.add("shared_system_mib", figure.target(Target::AtLeast(1.0)));
+    figures.check("shared_system_mib", system, "MiB", note, Target::AtLeast(1.0));
     let has_mate = |machine: &&Machine| machine.spec().group != SPY;
     let mates: Vec<&Machine> = lab.machines().iter().filter(has_mate).collect();
     let least = mates.iter().map(|machine| mib(machine)).smallest();
     let each = |machine: &&Machine| format!("{} {:.1}", machine.spec().name, mib(machine));
     let each = mates.iter().map(each).collect::<Vec<_>>().join(", ");
     let note = format!("the least that a guest of shop or cafe shares within its group ({each})");
-    figures.add("shared_within_mib", Figure::new(least, "MiB", note));
+    figures.tell("shared_within_mib", least, "MiB", note);
     let note = format!("the same less the outsider's; {SAME_MB} MiB are known to be the same");
-    figures.add("shared_content_mib", Figure::new(least - system, "MiB", note));
+    figures.tell("shared_content_mib", least - system, "MiB", note);
     Ok(())
 }
 
 fn add_reach(figures: &mut Figures, reach: &Reach) {
     let groups = GROUPS.len() as f64;
     let mut add = |name, value: usize, target, note| {
-        figures.add(name, Figure::new(value as f64, "count", note).target(target));
+        figures.check(name, value as f64, "count", note, target);
     };
     add("pools", reach.pools, Target::Equals(groups), "different pools that guests map");
     let note = "processes that map or hold a pool of another group, or of none of theirs";
@@ -213,7 +193,7 @@ fn add_reach(figures: &mut Figures, reach: &Reach) {
     // Without cgroup v2 this claim does not hold, and the run has not passed.
     let cgroups = reach.cgroups.map_or(f64::NAN, |cgroups| cgroups as f64);
     let note = "in which workers are, one each; not the daemon's";
-    figures.add("worker_cgroups", Figure::new(cgroups, "count", note));
+    figures.tell("worker_cgroups", cgroups, "count", note);
 }
 
 /// A probe's result; NaN while it has none.
@@ -235,7 +215,7 @@ fn add_timing(figures: &mut Figures, lab: &Lab) -> Result<(), LabError> {
             "how far from 0.5 the chance is that a write to a page that is also held in {where_held} takes longer \
              than one to a page that nobody else has; medians {same_us:.2} and {own_us:.2} us"
         );
-        figures.add(name, Figure::new(difference, "share", note));
+        figures.tell(name, difference, "share", note);
     }
     Ok(())
 }
@@ -253,7 +233,7 @@ mod tests {
     fn met(reach: &Reach, name: &str) -> bool {
         let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
         add_reach(&mut figures, reach);
-        figures.get(name).unwrap().met()
+        figures.met(name)
     }
 
     #[test]

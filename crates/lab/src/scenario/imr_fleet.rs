@@ -16,28 +16,17 @@
 //! the limit. A guest that has ended has no memory that could be told: the sum is no number then.
 //! The three scenarios run the same courses and differ in the figures that they show.
 
-use std::time::{Duration, Instant};
+use model::FreePages;
 
-use model::{Bytes, FreePages};
-use sys::memory_of::Overhead;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::{MachineSpec, USUAL_ORDER};
-use crate::memory_group::MemoryGroup;
-use crate::recording::Extremes;
+use super::prelude::*;
+use crate::machine::USUAL_ORDER;
 use crate::steps;
 use crate::swap_file::{SwapFile, Swapped, swapped_mib};
-use crate::worker_process::WorkerProcess;
 
 pub(super) const FIG_7: Scenario = Scenario {
     name: "imr-fig7",
     summary: "fifteen guests boot, then take and free memory in turn: what they have after the boot, and get back",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "boot_saving" >= 0.25 => "ratio",
             "Fifteen guests that report the memory that they free need less of the host when \
@@ -56,36 +45,31 @@ pub(super) const FIG_7: Scenario = Scenario {
         "swapped_in_mb_lazy_128k" <= 0.0 => "MiB", "Nothing of it was read from swap there", "0";
         "dead_guests_lazy_128k" <= 0.0 => "count", "No guest ends or falls silent there", "0";
     },
-    rounds: 1,
     run: fig_7,
 };
 
 pub(super) const FIG_8: Scenario = Scenario {
     name: "imr-fig8",
     summary: "the same course: memory of all guests after each has taken and freed some",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "growth_lazy_to_plain" <= 0.05 => "ratio",
             "Guests grow by a small part of the growth without reports";
         "growth_lazy_128k_to_plain" <= 0.05 => "ratio",
             "They do so, too, where they report blocks of 128 KiB and more";
     },
-    rounds: 1,
     run: fig_8,
 };
 
 pub(super) const FIG_9: Scenario = Scenario {
     name: "imr-fig9",
     summary: "the same course: how much the host swaps where their memory is limited, and who survives",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "host_swap_mb_lazy" <= 0.0 => "MiB",
             "The host does not swap while each guest takes and frees 512 MB in turn", "0";
         "swapped_in_mb_lazy" <= 0.0 => "MiB", "The host reads nothing from swap meanwhile", "0";
     },
-    rounds: 1,
     run: fig_9,
 };
 
@@ -139,6 +123,13 @@ impl FleetArm {
     }
 }
 
+const ARMS: [(&str, FleetArm); 4] = [
+    ("plain", FleetArm::Plain),
+    ("discard", FleetArm::Discard),
+    ("lazy", FleetArm::Lazy),
+    ("lazy_128k", FleetArm::LazySmall),
+];
+
 /// Memory of all guests.
 #[derive(Clone, Copy, Debug, Default)]
 struct FleetMemory {
@@ -159,56 +150,47 @@ struct FleetRun {
     dead: usize,
 }
 
-/// All courses.
-struct Courses {
-    plain: FleetRun,
-    discard: FleetRun,
-    lazy: FleetRun,
-    lazy_128k: FleetRun,
-}
-
 fn fig_7(context: &Context) -> Result<Figures, LabError> {
-    let courses = Courses::run(context)?;
+    let courses = courses(context)?;
     let mut figures = context.figures(FIG_7.name, 1);
     add_boots(&mut figures, &courses);
-    swap_figures(&mut figures, "lazy", &courses.lazy, true);
-    swap_figures(&mut figures, "lazy_128k", &courses.lazy_128k, true);
+    for (name, course) in courses.iter().filter(|(name, _)| name.starts_with("lazy")) {
+        swap_figures(&mut figures, name, course, true);
+    }
     Ok(figures)
 }
 
-fn add_boots(figures: &mut Figures, courses: &Courses) {
-    let Courses { plain, discard, lazy, lazy_128k } = courses;
-    let each = |course: &FleetRun| course.login.sum() / GUESTS as f64;
-    let saving = |course: &FleetRun| 1.0 - each(course) / each(plain);
+/// The ends of figures' names, and the arms whose guests report.
+const REPORTING: [(&str, &str); 3] =
+    [("", "lazy"), ("_discard", "discard"), ("_128k", "lazy_128k")];
+
+fn add_boots(figures: &mut Figures, courses: &Arms<FleetRun>) {
+    let each = |arm: &str| courses.number(arm, |course| course.login.sum() / GUESTS as f64);
     let note = "of what guests have after the boot without reports";
-    for (name, course) in
-        [("boot_saving", lazy), ("boot_saving_discard", discard), ("boot_saving_128k", lazy_128k)]
-    {
-        figures.add(name, Figure::new(saving(course), "ratio", note));
+    for (end, arm) in REPORTING {
+        let saving = 1.0 - each(arm) / each("plain");
+        figures.tell(&format!("boot_saving{end}"), saving, "ratio", note);
     }
-    for (name, course) in [("boot_mb_plain", plain), ("boot_mb_lazy", lazy)] {
+    for (arm, paper) in [("plain", "120 MB"), ("lazy", "90 MB")] {
         let note = format!("of each of {GUESTS} guests of {} MiB", MEMORY.as_mib());
-        let paper = if name == "boot_mb_plain" { "120 MB" } else { "90 MB" };
-        figures.add(name, Figure::new(each(course), "MiB", note).paper(paper));
+        let figure = Figure::new(each(arm), "MiB", note).paper(paper);
+        figures.add(&format!("boot_mb_{arm}"), figure);
     }
     let taken_mib = f64::from(TAKEN_MB) * GUESTS as f64;
-    let back = |course: &FleetRun| 1.0 - course.grown() / taken_mib;
-    for (name, course) in
-        [("freed_back", lazy), ("freed_back_discard", discard), ("freed_back_128k", lazy_128k)]
-    {
+    for (end, arm) in REPORTING {
+        let grown = courses.number(arm, FleetRun::grown);
         let note = format!(
             "of {taken_mib} MiB taken and freed in turn: what guests have more than after the \
-             boot is {:.0} MiB",
-            course.grown()
+             boot is {grown:.0} MiB"
         );
-        figures.add(name, Figure::new(back(course), "ratio", note));
+        figures.tell(&format!("freed_back{end}"), 1.0 - grown / taken_mib, "ratio", note);
     }
 }
 
 fn fig_8(context: &Context) -> Result<Figures, LabError> {
-    let courses = Courses::run(context)?;
+    let courses = courses(context)?;
     let mut figures = context.figures(FIG_8.name, 1);
-    for (name, course) in courses.named() {
+    for (name, course) in courses.iter() {
         let after = |turn: usize| course.turns.get(turn - 1).map_or(f64::NAN, |m| m.resident_mib);
         let note = format!(
             "resident; {:.0} after the boot, {:.0} after five turns, {:.0} after ten, {:.0} after fifteen, beside {:.0} in swap",
@@ -218,25 +200,25 @@ fn fig_8(context: &Context) -> Result<Figures, LabError> {
             after(GUESTS),
             course.end.swapped_mib
         );
-        let figure = Figure::new(course.end.resident_mib, "MiB", note);
-        figures.add(&format!("resident_mib_{name}"), figure);
+        figures.tell(&format!("resident_mib_{name}"), course.end.resident_mib, "MiB", note);
     }
     add_growth(&mut figures, &courses);
     Ok(figures)
 }
 
-fn add_growth(figures: &mut Figures, courses: &Courses) {
+fn add_growth(figures: &mut Figures, courses: &Arms<FleetRun>) {
     let note = "how much more guests have at the end than after the boot, to that without reports";
-    for (name, course) in [("lazy", &courses.lazy), ("lazy_128k", &courses.lazy_128k)] {
-        let ratio = course.grown() / courses.plain.grown();
-        figures.add(&format!("growth_{name}_to_plain"), Figure::new(ratio, "ratio", note));
+    let grown = |arm: &str| courses.number(arm, FleetRun::grown);
+    for name in ["lazy", "lazy_128k"] {
+        let ratio = grown(name) / grown("plain");
+        figures.tell(&format!("growth_{name}_to_plain"), ratio, "ratio", note);
     }
 }
 
 fn fig_9(context: &Context) -> Result<Figures, LabError> {
-    let courses = Courses::run(context)?;
+    let courses = courses(context)?;
     let mut figures = context.figures(FIG_9.name, 1);
-    for (name, course) in courses.named() {
+    for (name, course) in courses.iter() {
         swap_figures(&mut figures, name, course, name.starts_with("lazy"));
     }
     Ok(figures)
@@ -269,7 +251,7 @@ impl FleetMemory {
         let mut all = Self::default();
         for machine in lab.machines() {
             let pid = machine.process().pid;
-            let of_ram = Overhead::measure(pid, &[MEMORY]).ok().filter(|_| machine.alive());
+            let of_ram = machine.overhead().ok().filter(|_| machine.alive());
             all.resident_mib += of_ram.map_or(f64::NAN, |measured| measured.guest.as_mib());
             all.swapped_mib += swapped_mib(pid);
         }
@@ -288,25 +270,9 @@ impl FleetRun {
     }
 }
 
-impl Courses {
-    fn run(context: &Context) -> Result<Self, LabError> {
-        let _swap = SwapFile::new(&context.dir, SWAP)?;
-        let run = |name: &str, way| {
-            context.say(&format!("{name} ..."));
-            course(context, way)
-        };
-        Ok(Self {
-            plain: run("plain", FleetArm::Plain)?,
-            discard: run("discard", FleetArm::Discard)?,
-            lazy: run("lazy", FleetArm::Lazy)?,
-            lazy_128k: run("lazy_128k", FleetArm::LazySmall)?,
-        })
-    }
-
-    fn named(&self) -> [(&'static str, &FleetRun); 4] {
-        let Self { plain, discard, lazy, lazy_128k } = self;
-        [("plain", plain), ("discard", discard), ("lazy", lazy), ("lazy_128k", lazy_128k)]
-    }
+fn courses(context: &Context) -> Result<Arms<FleetRun>, LabError> {
+    let _swap = SwapFile::new(&context.dir, SWAP)?;
+    Arms::once(context, &ARMS, |_, arm| course(context, *arm))
 }
 
 fn course(context: &Context, way: FleetArm) -> Result<FleetRun, LabError> {
@@ -440,42 +406,40 @@ mod tests {
     }
 
     /// Guests that report need 1,200 of 2,000 MiB after the boot, and grow by 76.8.
-    fn courses() -> Courses {
+    fn courses() -> Vec<FleetRun> {
         let reporting = || course(1_200.0, 1_276.8);
-        let plain = course(2_000.0, 9_680.0);
-        Courses { plain, discard: reporting(), lazy: reporting(), lazy_128k: reporting() }
+        vec![course(2_000.0, 9_680.0), reporting(), reporting(), reporting()]
     }
 
-    fn boots(courses: &Courses) -> Figures {
-        let mut figures = Figures::new(FIG_7.name, "m".into(), 1, 1);
-        add_boots(&mut figures, courses);
-        figures
-    }
-
-    fn growth(courses: &Courses) -> f64 {
-        let mut figures = Figures::new(FIG_8.name, "m".into(), 1, 1);
-        add_growth(&mut figures, courses);
-        figures.get("growth_lazy_to_plain").unwrap().value
+    /// `courses`: by [`ARMS`].
+    fn boots(courses: Vec<FleetRun>) -> Figures {
+        let courses = Arms(vec![ARMS.iter().map(|arm| arm.0).zip(courses).collect()]);
+        Figures::invented(FIG_7.name, |figures| {
+            add_boots(figures, &courses);
+            add_growth(figures, &courses);
+        })
     }
 
     #[test]
     fn savings_are_to_guests_without_reports_and_what_comes_back_to_what_was_taken() {
-        let figures = boots(&courses());
-        let value = |name: &str| figures.get(name).unwrap().value;
-        assert!((value("boot_saving") - 0.4).abs() < 1e-9);
-        assert!((value("freed_back") - 0.99).abs() < 1e-9);
-        assert!((growth(&courses()) - 0.01).abs() < 1e-9);
+        boots(courses()).assert_near(&[
+            ("boot_saving", 0.4),
+            ("freed_back", 0.99),
+            ("growth_lazy_to_plain", 0.01),
+        ]);
     }
 
     #[test]
     fn courses_that_are_swapped_and_memory_that_was_not_read_miss() {
-        let met = |courses: &Courses, name: &str| boots(courses).get(name).unwrap().met();
-        assert!(met(&courses(), "boot_saving") && met(&courses(), "freed_back"));
-        let Courses { plain: lazy, lazy: plain, .. } = courses();
-        assert!(!met(&Courses { plain, lazy, ..courses() }, "boot_saving"));
+        assert!(boots(courses()).met("boot_saving") && boots(courses()).met("freed_back"));
+        let mut swapped = courses();
+        swapped.swap(0, 2);
+        assert!(!boots(swapped).met("boot_saving"));
         for lazy in [course(f64::NAN, 1_276.8), course(1_200.0, f64::NAN)] {
-            let courses = Courses { lazy, ..courses() };
-            assert!(!met(&courses, "freed_back") && growth(&courses).is_nan());
+            let mut unread = courses();
+            unread[2] = lazy;
+            let figures = boots(unread);
+            assert!(!figures.met("freed_back") && figures.value("growth_lazy_to_plain").is_nan());
         }
     }
 }

@@ -13,26 +13,17 @@
 //! report these. The claims are those of guests as they come. All is measured again where the
 //! guest keeps these lists short (`vm.percpu_pagelist_high_fraction`): `short_lists`.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, FreePages};
+use model::FreePages;
 
 use super::dedup_vs_ksm::anonymous_mib;
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::{MachineSpec, USUAL_ORDER};
-use crate::recording::median;
+use super::prelude::*;
+use crate::machine::USUAL_ORDER;
 use crate::threads;
-use crate::worker_process::WorkerProcess;
 
 pub(super) const TABLE_9: Scenario = Scenario {
     name: "imr-table9",
     summary: "taking what a guest has freed, random and duplicated data: amount and cost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "take_us_per_page" <= 0.56 => "us",
             "To take a page that a guest has freed costs a fraction of a microsecond", "0.56";
@@ -51,15 +42,13 @@ pub(super) const TABLE_9: Scenario = Scenario {
         "reclaimed_duplicated_short_lists" >= 0.89 => "ratio",
             "As much comes back where all pages are alike, too", "0.89";
     },
-    rounds: 1,
     run: table_9,
 };
 
 pub(super) const TABLE_10: Scenario = Scenario {
     name: "imr-table10",
     summary: "how much of what a guest has freed comes back, by the size of what it reports",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "reclaimed_4m" >= 0.923 => "ratio",
             "A guest as it comes gives most of it back in blocks of 4 MB", "0.923";
@@ -79,7 +68,6 @@ pub(super) const TABLE_10: Scenario = Scenario {
             "A guest that frees every second page gives nearly nothing in blocks of 2 MB";
         "reclaimed_scattered_4k" => "ratio", "It gives more where it reports single pages";
     },
-    rounds: 1,
     run: table_10,
 };
 
@@ -104,7 +92,6 @@ const SAME: &str = "--same";
 /// Blocks of this order and above are large.
 const LARGE_ORDER: u32 = 7;
 
-/// One round.
 #[derive(Clone, Copy)]
 struct RegainRound {
     /// Share of the guest's freed memory. More than all of it is told as it is.
@@ -160,7 +147,7 @@ fn add_take(figures: &mut Figures, name: &str, rounds: &[RegainRound]) {
         median(rounds.iter().map(|round| round.worker_us_per_page))
     );
     let each = rounds.iter().map(|round| round.us_per_page).collect();
-    figures.add(&format!("take_us_per_page{name}"), Figure::of_rounds(each, "us", note));
+    figures.tell_rounds(&format!("take_us_per_page{name}"), each, "us", note);
 }
 
 fn table_10(context: &Context) -> Result<Figures, LabError> {
@@ -193,15 +180,13 @@ fn regain(context: &Context, order: u32, options: &str) -> Result<Vec<RegainRoun
     let of_work = of_work.join(" ");
     let work = format!("memhog --mb {FREED_MB} --hold {HOLD_S} --rest {rest} {of_work}");
     let spec = MachineSpec {
-        seed: context.seed,
-        shim: true,
         reporting_order: Some(order),
         kernel_options: of_kernel.join(" "),
-        ..MachineSpec::new("guest", "imr", MEMORY, MEMORY, work.trim_end())
+        ..context.guest("guest", "imr", MEMORY, work.trim_end()).with_shim(true)
     };
     let part = if of_work.contains("scatter") { 2.0 } else { 1.0 };
     let pages = f64::from(FREED_MB) * 256.0 / part;
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start([spec])?;
     let mut worker = WorkerProcess::start("imr")?;
     let mut rounds = Vec::new();
     for number in 0..=ROUNDS {
@@ -290,27 +275,24 @@ mod tests {
     fn figures(measured: &[RegainReadings]) -> Figures {
         let rounds: Vec<RegainRound> =
             measured.iter().map(|measured| RegainRound::of(measured, PAGES)).collect();
-        let mut figures = Figures::new(TABLE_9.name, "m".into(), 1, 1);
-        add_take(&mut figures, "", &rounds);
-        figures
+        Figures::invented(TABLE_9.name, |figures| add_take(figures, "", &rounds))
     }
 
     fn met(measured: RegainReadings, name: &str) -> bool {
-        figures(&[measured]).get(name).unwrap().met()
+        figures(&[measured]).met(name)
     }
 
     #[test]
     fn a_share_is_of_what_was_freed_and_a_cost_of_what_was_taken() {
         let figures = figures(&[GOOD]);
-        assert!((figures.get("reclaimed").unwrap().value - 0.95).abs() < 1e-9);
-        assert!((figures.get("take_us_per_page").unwrap().value - 0.2).abs() < 1e-9);
+        figures.assert_near(&[("reclaimed", 0.95), ("take_us_per_page", 0.2)]);
         assert!(met(GOOD, "reclaimed") && met(GOOD, "take_us_per_page"));
     }
 
     #[test]
     fn more_than_all_is_not_made_all() {
         let more = RegainReadings { left_mib: 180.0, ..GOOD };
-        assert!((figures(&[more]).get("reclaimed").unwrap().value - 1.2).abs() < 1e-9);
+        assert!((figures(&[more]).value("reclaimed") - 1.2).abs() < 1e-9);
     }
 
     #[test]
@@ -320,7 +302,7 @@ mod tests {
         assert!(!met(RegainReadings { left_mib: f64::NAN, ..GOOD }, "reclaimed"));
         assert!(!met(RegainReadings { taken_pages: 0.0, ..GOOD }, "take_us_per_page"));
         let one_unread = [GOOD, RegainReadings { full_mib: f64::NAN, ..GOOD }, GOOD];
-        assert!(!figures(&one_unread).get("reclaimed").unwrap().met());
-        assert!(!figures(&[]).get("reclaimed").unwrap().met());
+        assert!(!figures(&one_unread).met("reclaimed"));
+        assert!(!figures(&[]).met("reclaimed"));
     }
 }

@@ -10,23 +10,15 @@
 //! The program writes a word to each page: writing or clearing all of the page is the guest's own
 //! cost. Whole pages are measured, too.
 
-use std::time::{Duration, Instant};
-
 use worker::{FreedOrder, Mode, STEP, Settings, Tracked};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::LabError;
-use crate::meb::pairs::Median;
+use super::prelude::*;
 use crate::program::Program;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-reuse",
     summary: "memory that is freed and taken back in a loop: handed over, discarded, and not reported",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "vs_discard" >= 1.5 => "ratio",
             "Freed memory that is used again costs less than where it is discarded at once";
@@ -36,7 +28,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "vs_discard_whole" => "ratio",
             "When all of each page is written, discarding costs this much more";
     },
-    rounds: 1,
     run,
 };
 

@@ -6,31 +6,18 @@
 //! round all freed memory is taken, after the others none. Each round that finds its memory taken
 //! is compared with the rounds before and after it, which find it kept.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::pairs::Median;
+use super::prelude::*;
 use crate::steps;
-use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-table8",
     summary: "writing and sorting in memory that was freed before, and taken meanwhile or not",
-    file: file!(),
-    measures: &[measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER],
     claims: claims! {
         "write_extra_us_per_page" <= 1.6 => "us",
             "A guest pays little to write again to memory that was taken", "1.6";
         "sort_ratio" <= 1.03 => "ratio", "A guest sorts as fast in such memory", "1.00";
     },
-    rounds: 1,
     run,
 };
 
@@ -51,7 +38,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         shim: true,
         ..steps::guest("guest", "imr", MEMORY, WRITTEN_MB)
     };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start([spec])?;
     let mut worker = WorkerProcess::start("imr")?;
     worker.take(&lab, None)?;
     // The first round does not count: it writes to memory for the first time.
@@ -101,10 +88,10 @@ fn figures(context: &Context, times: [&[f64]; 3], taken_mib: Vec<f64>) -> Figure
         let note = format!("{what}, of {taken:.0} MiB taken, {low:.2} to {high:.2}");
         Figure::new(value, "us", note)
     };
-    let figure = extra(writing, "longer to write a page of 4 KiB for the first time");
-    figures.add("write_extra_us_per_page", figure);
-    let figure = extra(touching, "the same for one word of each page");
-    figures.add("touch_extra_us_per_page", figure);
+    let what = "longer to write a page of 4 KiB for the first time";
+    figures.add("write_extra_us_per_page", extra(writing, what));
+    let what = "the same for one word of each page";
+    figures.add("touch_extra_us_per_page", extra(touching, what));
     let ratio = |times| {
         let ratios = compared(times).into_iter().map(|(with, without)| with / without);
         Median::of(ratios.collect())
@@ -114,8 +101,7 @@ fn figures(context: &Context, times: [&[f64]; 3], taken_mib: Vec<f64>) -> Figure
         Figure::new(ratio.value, "ratio", format!("{note}, {:.3} to {:.3}", ratio.low, ratio.high))
     };
     figures.add("write_ratio", of(ratio(writing)).paper("1.11 with EPT"));
-    let sorted = of(ratio(sorting));
-    figures.add("sort_ratio", sorted);
+    figures.add("sort_ratio", of(ratio(sorting)));
     figures
 }
 

@@ -17,38 +17,24 @@
 //! none of it. The three are compared for memory that is free in the guest. The kernel chooses
 //! the pages to swap out, and QEMU's own memory is among them.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-use sys::memory_of::Counters;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::{MachineSpec, USUAL_ORDER};
-use crate::meb::pairs::Median;
+use crate::machine::USUAL_ORDER;
 use crate::meb::watch::own_cpu;
-use crate::memory_group::MemoryGroup;
 use crate::steps;
 use crate::swap_file::{SwapFile, swapped_mib};
 use crate::threads;
-use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-vs-ksm-swap",
     summary: "regaining a guest's memory by host swap, by kernel KSM, and by taking what it has freed",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "swap_to_ours" >= 3.0 => "ratio",
             "Memory is regained by a take for less CPU time than by swap", "3,571 to 10,714";
         "ksm_to_ours" >= 3.0 => "ratio",
             "Memory is regained by a take for less CPU time than by KSM without a pause", "15,357";
     },
-    rounds: 1,
     run,
 };
 
@@ -69,15 +55,18 @@ const QUIET: Duration = Duration::from_secs(3);
 const LITTLE_MIB: f64 = 1.0;
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// The costs of one way, in microseconds for each page of 4 KiB.
-#[derive(Debug, Default)]
-struct Costs {
-    cpu: Vec<f64>,
-    wall: Vec<f64>,
+/// The costs of one round, in microseconds for each page of 4 KiB.
+#[derive(Debug)]
+struct Cost {
+    cpu: f64,
+    wall: f64,
     /// Extra time to write to a page again.
-    reuse: Vec<f64>,
-    pages: Vec<f64>,
+    reuse: f64,
+    pages: f64,
 }
+
+#[derive(Debug, Default)]
+struct Costs(Vec<Cost>);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let told = |name: &str, way: fn(&Context) -> Result<Costs, LabError>| {
@@ -96,31 +85,25 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for (name, costs, what, paper) in ways {
         let note = format!(
             "CPU time to regain a page, {what}; wall {:.2} us; {:.0} MiB",
-            median(&costs.wall),
-            median(&costs.pages) / 256.0
+            costs.median(|it| it.wall),
+            costs.median(|it| it.pages) / 256.0
         );
-        let figure = Figure::new(median(&costs.cpu), "us", note).paper(paper);
+        let figure = Figure::new(costs.median(|it| it.cpu), "us", note).paper(paper);
         figures.add(&format!("{name}_us_per_page"), figure);
         let note = "longer for the guest to write to a page again that was regained";
-        let figure = Figure::new(median(&costs.reuse), "us", note);
-        figures.add(&format!("{name}_reuse_us_per_page"), figure);
+        figures.tell(&format!("{name}_reuse_us_per_page"), costs.median(|it| it.reuse), "us", note);
     }
-    let ratio = |costs: &Costs, of: fn(&Costs) -> &Vec<f64>| median(of(costs)) / median(of(&ours));
+    let ratio = |costs: &Costs, of: fn(&Cost) -> f64| costs.median(of) / ours.median(of);
     for (name, costs) in [("swap_to_ours", &swap), ("ksm_to_ours", &ksm)] {
-        let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |c| &c.wall));
-        figures.add(name, Figure::new(ratio(costs, |c| &c.cpu), "ratio", note));
+        let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |it| it.wall));
+        figures.tell(name, ratio(costs, |it| it.cpu), "ratio", note);
     }
-    let there_and_back = |costs: &Costs| median(&costs.wall) + median(&costs.reuse);
+    let there_and_back = |costs: &Costs| costs.median(|it| it.wall) + costs.median(|it| it.reuse);
     for (name, costs) in [("swap_to_ours_in_all", &swap), ("ksm_to_ours_in_all", &ksm)] {
         let note = "wall time to regain a page, and what the guest waits for it afterwards";
-        figures
-            .add(name, Figure::new(there_and_back(costs) / there_and_back(&ours), "ratio", note));
+        figures.tell(name, there_and_back(costs) / there_and_back(&ours), "ratio", note);
     }
     Ok(figures)
-}
-
-fn median(values: &[f64]) -> f64 {
-    Median::of(values.to_vec()).value
 }
 
 /// Memory regained, and the cost.
@@ -147,10 +130,16 @@ impl Costs {
             reused.mib, reused.again_s, reused.kept_s
         ));
         let us = |seconds: f64, mib: f64| seconds * 1e6 / (mib * 256.0);
-        self.cpu.push(us(cpu_s, mib));
-        self.wall.push(us(wall_s, mib));
-        self.reuse.push(us(reused.again_s - reused.kept_s, reused.mib));
-        self.pages.push(mib * 256.0);
+        self.0.push(Cost {
+            cpu: us(cpu_s, mib),
+            wall: us(wall_s, mib),
+            reuse: us(reused.again_s - reused.kept_s, reused.mib),
+            pages: mib * 256.0,
+        });
+    }
+
+    fn median(&self, of: impl Fn(&Cost) -> f64) -> f64 {
+        median(self.0.iter().map(of))
     }
 }
 
@@ -163,7 +152,7 @@ fn by_swap(context: &Context) -> Result<Costs, LabError> {
     let _swap = SwapFile::new(&context.dir, SWAP)?;
     let group = MemoryGroup::new("imr")?;
     let spec = MachineSpec { cgroup: Some(group.dir().to_owned()), ..spec(context, None) };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start([spec])?;
     let machine = &lab.machines()[0];
     let pid = machine.process().pid;
     steps::order(machine, "write+free", LIMIT)?;
@@ -195,7 +184,7 @@ fn shrink(group: &MemoryGroup) -> Result<(), LabError> {
 }
 
 fn by_ksm(context: &Context) -> Result<Costs, LabError> {
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec(context, None)])?;
+    let mut lab = context.start([spec(context, None)])?;
     let machine = &lab.machines()[0];
     steps::order(machine, "same", LIMIT)?;
     let mut costs = Costs::default();
@@ -215,7 +204,7 @@ fn by_ksm(context: &Context) -> Result<Costs, LabError> {
 
 fn by_taking(context: &Context) -> Result<Costs, LabError> {
     let spec = MachineSpec { shim: true, ..spec(context, Some(USUAL_ORDER)) };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut lab = context.start([spec])?;
     let machine = &lab.machines()[0];
     let pid = machine.process().pid;
     let mut worker = WorkerProcess::start("imr")?;
@@ -262,5 +251,5 @@ fn watch(
 }
 
 fn anonymous_mib(pid: u32) -> Result<f64, LabError> {
-    Ok(Counters::of(pid).map_err(std::io::Error::other)?.anonymous.as_mib())
+    Ok(Counters::of(pid)?.anonymous.as_mib())
 }

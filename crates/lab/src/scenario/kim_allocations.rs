@@ -6,46 +6,34 @@
 //! compares the memory of the job and of the others under each policy; `kim-fig10` shows the
 //! job's guests under `demand`.
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
 use crate::fleet::BASE;
-use crate::kim::course::{self, SharingRun, Tick};
+use crate::kim::course::{self, SharingRun};
 use crate::kim::jobs::{self, CG, MASTER, SORT};
 use crate::kim::setting::{POLICIES, Setting};
 use crate::kim::trial::GROUP;
-use crate::lab::LabError;
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
 
 pub(super) const SETS: Scenario = Scenario {
     name: "kim-fig9",
     summary: "memory of a sorting job and of guests short of CPU time, under three reprovisioning policies",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "demand_more_than_fair" >= 0.0 => "MiB",
             "The sorting job gets at least as much under `demand` as under `fair`";
         "demand_more_than_entitlement" >= 0.0 => "MiB",
             "The sorting job gets at least as much under `demand` as under `entitlement`";
     },
-    rounds: 1,
     run: run_sets,
 };
 
 pub(super) const WITHIN: Scenario = Scenario {
     name: "kim-fig10",
     summary: "memory of each guest of a sorting job whose master needs little",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "master_more_than_slaves" < 0.0 => "MiB",
             "The master of a job gets less than those that sort", "less";
     },
-    rounds: 1,
     run: run_within,
 };
 
@@ -68,9 +56,7 @@ fn course(
     setting: &Setting,
 ) -> Result<SharingRun, LabError> {
     context.say(&format!("a sorting job under {} ...", setting.name));
-    let course = course::run(context, guests, setting, Duration::ZERO, WINDOW)?;
-    context.say(&course.in_words());
-    Ok(course)
+    course::run(context, guests, setting, Duration::ZERO, WINDOW)
 }
 
 fn run_sets(context: &Context) -> Result<Figures, LabError> {
@@ -84,7 +70,7 @@ fn run_sets(context: &Context) -> Result<Figures, LabError> {
             let note = format!("mean beyond base after {SETTLED_S:.0} s, all its guests");
             let granted = settled(&course, guests) - BASE.as_mib() * guests.len() as f64;
             let name = format!("granted_{set}_{}", setting.name);
-            figures.add(&name, Figure::new(granted, "MiB", note));
+            figures.tell(&name, granted, "MiB", note);
             lines.push(line(setting.name, &course, guests));
         }
     }
@@ -98,7 +84,7 @@ fn run_sets(context: &Context) -> Result<Figures, LabError> {
     }
     let mut page = Page::default();
     for (what, _, lines) in charts {
-        page.add(what, chart(lines));
+        page.add(what, Chart::linear("MiB", "seconds", lines));
     }
     page.write(&context.dir, &mut figures)?;
     Ok(figures)
@@ -112,44 +98,33 @@ fn run_within(context: &Context) -> Result<Figures, LabError> {
     };
     let course = course(context, &guests, setting)?;
     let mut lines = Vec::new();
-    let (mut master, mut least) = (f64::NAN, f64::INFINITY);
+    let (mut master, mut slaves) = (f64::NAN, Vec::new());
     for name in &job {
         let guest = std::slice::from_ref(name);
         let granted = settled(&course, guest) - BASE.as_mib();
         let note = format!("mean beyond base after {SETTLED_S:.0} s");
-        figures.add(&format!("granted_{name}"), Figure::new(granted, "MiB", note));
+        figures.tell(&format!("granted_{name}"), granted, "MiB", note);
         if name.starts_with(MASTER.name) {
             master = granted;
         } else {
-            least = least.min(granted);
+            slaves.push(granted);
         }
         lines.push(line(name, &course, guest));
     }
     let note = "what the master is granted, less what the slave is that is granted least";
-    figures.add("master_more_than_slaves", Figure::new(master - least, "MiB", note));
-    let mut page = Page::default();
-    page.add("Each guest of the sorting job", chart(lines));
-    page.write(&context.dir, &mut figures)?;
+    let more = master - slaves.into_iter().smallest();
+    figures.tell("master_more_than_slaves", more, "MiB", note);
+    Page::of("Each guest of the sorting job", Chart::linear("MiB", "seconds", lines))
+        .write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-/// Memory of these guests together; `None`: not known of all.
-fn allocated_mib(tick: &Tick, guests: &[String]) -> Option<f64> {
-    guests.iter().map(|guest| tick.allocated_mib(guest)).sum()
-}
-
-/// The mean of the same after [`SETTLED_S`].
+/// The mean memory of these guests together after [`SETTLED_S`].
 fn settled(course: &SharingRun, guests: &[String]) -> f64 {
     let late = course.ticks.iter().filter(|tick| tick.at_s >= SETTLED_S);
-    let held: Vec<f64> = late.filter_map(|tick| allocated_mib(tick, guests)).collect();
-    held.iter().sum::<f64>() / held.len() as f64
+    mean(late.filter_map(|tick| tick.allocated_to_all_mib(guests)))
 }
 
 fn line(name: &str, course: &SharingRun, guests: &[String]) -> Line {
-    let point = |tick: &Tick| Some((tick.at_s, allocated_mib(tick, guests)?));
-    Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
-}
-
-fn chart(lines: Vec<Line>) -> Chart {
-    Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() }
+    course.line(name, |tick| tick.allocated_to_all_mib(guests))
 }

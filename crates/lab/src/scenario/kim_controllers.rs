@@ -10,32 +10,25 @@
 //! `kim-fig6` compares courses of one round, in six rounds. The mix whose interval begins lowest
 //! stands for all mixes.
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
+use crate::arms::ROUNDS;
+use crate::kim::course::SharingRun;
 use crate::kim::jobs::{CG, Job, PI, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::{ADAPTIVE_CSD, CONTROLLERS};
-use crate::kim::trial::{GROUP, Mix, ROUNDS, Trial, geometric_mean};
-use crate::lab::LabError;
-use crate::meb::pairs::Median;
+use crate::kim::trial::{GROUP, Mix, Trial};
 
 pub(super) const SINGLE: Scenario = Scenario {
     name: "kim-fig5",
     summary: "guests that all do the same, under five controllers of the scan rate",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: &[],
-    rounds: 1,
     run: run_single,
 };
 
 pub(super) const MIXED: Scenario = Scenario {
     name: "kim-fig6",
     summary: "guests short of memory beside guests short of CPU time, under five controllers of the scan rate",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "csd_vs_c_min" >= 1.0 => "ratio",
             "Adaptive-CSD is as good as Adaptive-C in every mix of two guests that swap and two \
@@ -47,7 +40,6 @@ pub(super) const MIXED: Scenario = Scenario {
         "csd_vs_baseline" => "ratio",
             "Guests under Adaptive-CSD are faster than without Overbook", "up to 1.4";
     },
-    rounds: 1,
     run: run_mixed,
 };
 
@@ -80,28 +72,26 @@ fn run_mixed(context: &Context) -> Result<Figures, LabError> {
 fn add_gains(figures: &mut Figures, trial: &Trial) {
     for against in ["c", "cs"] {
         let (gains, note) = least_gain(trial, against);
-        let figure = Figure::of_rounds(gains, "ratio", note);
-        figures.add(&format!("csd_vs_{against}_min"), figure);
+        figures.tell_rounds(&format!("csd_vs_{against}_min"), gains, "ratio", note);
     }
     for against in ["static_5", "static_50", "baseline"] {
         let note = "speed of all guests of all mixes, geometric mean";
-        let figure = Figure::of_rounds(overall_gains(trial, against), "ratio", note);
-        figures.add(&format!("csd_vs_{against}"), figure);
+        let gains = across(&gains(trial, against), geometric_mean);
+        figures.tell_rounds(&format!("csd_vs_{against}"), gains, "ratio", note);
     }
 }
 
 /// The speed of all guests of each mix together under Adaptive-CSD, divided by that under
 /// `against`, by round.
 fn gains(trial: &Trial, against: &str) -> Vec<Vec<f64>> {
-    let of = |mix: &Mix| trial.gains(mix.name, CSD, against, |_| true);
-    trial.mixes().iter().map(of).collect()
+    trial.mixes().iter().map(|(mix, _)| trial.gains(mix.name, CSD, against, |_| true)).collect()
 }
 
 /// The gains in the mix whose interval begins lowest; those of a mix that was not measured in all
 /// rounds come before all others.
 fn least_gain(trial: &Trial, against: &str) -> (Vec<f64>, String) {
     let gains = gains(trial, against);
-    let names = trial.mixes().iter().map(|mix| mix.name);
+    let names = trial.mixes().iter().map(|(mix, _)| mix.name);
     let words: Vec<String> = names
         .zip(&gains)
         .map(|(name, gains)| {
@@ -118,38 +108,24 @@ fn least_gain(trial: &Trial, against: &str) -> (Vec<f64>, String) {
     (least.unwrap_or_default(), format!("speed of all guests, worst of {}", words.join(", ")))
 }
 
-/// The geometric mean over all mixes, by round.
-fn overall_gains(trial: &Trial, against: &str) -> Vec<f64> {
-    let gains = gains(trial, against);
-    let of = |round: usize| {
-        let each = gains.iter().map(|gains| gains.get(round).copied().unwrap_or(f64::NAN));
-        geometric_mean(each)
-    };
-    (0..trial.rounds()).map(of).collect()
-}
-
 /// Adds the CPU time that scanning and merging themselves took.
 fn add_cpu(figures: &mut Figures, trial: &Trial) {
     for setting in CONTROLLERS {
-        let (mut seconds, mut courses) = (0.0, 0.0);
-        for mix in trial.mixes() {
-            for course in trial.courses(mix.name, setting.name) {
-                let last = course.ticks.last().and_then(|tick| tick.worker_cpu_s(GROUP));
-                seconds += last.unwrap_or(f64::NAN);
-                courses += 1.0;
-            }
-        }
-        let share = seconds / (WINDOW.as_secs_f64() * courses);
+        let seconds = |course: &SharingRun| {
+            let last = course.ticks.last().and_then(|tick| tick.worker_cpu_s(GROUP));
+            last.unwrap_or(f64::NAN)
+        };
+        let all = trial.mixes().iter().flat_map(|(_, courses)| courses.each(setting.name, seconds));
+        let share = mean(all) / WINDOW.as_secs_f64();
         let note = "of one CPU: the group's worker, all mixes and rounds";
         let name = format!("worker_cpu_{}", setting.name);
-        figures.add(&name, Figure::new(share * 100.0, "%", note));
+        figures.tell(&name, share * 100.0, "%", note);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kim::setting::BASELINE;
 
     /// Speeds of four guests under the baseline and each controller, of which Adaptive-CSD is the
     /// last.
@@ -161,20 +137,18 @@ mod tests {
     fn trial(rounds: &[[Round; 2]]) -> Trial {
         let mixes =
             [SORT, WORDCOUNT].map(|job| Mix { name: job.name, jobs: vec![job, job, CG, CG] });
-        let settings = [&[BASELINE], &CONTROLLERS[..]].concat();
         let of_mix = |mix: &Round| mix.iter().map(|speed| vec![*speed; 4]).collect();
-        let rounds = rounds.iter().map(|round| round.iter().map(of_mix).collect()).collect();
-        Trial::of_speeds(mixes.to_vec(), settings, rounds)
+        let rounds: Vec<_> =
+            rounds.iter().map(|round| round.iter().map(of_mix).collect()).collect();
+        Trial::of_speeds(mixes.to_vec(), &CONTROLLERS, &rounds)
     }
 
     fn figures(rounds: &[[Round; 2]]) -> Figures {
-        let mut figures = Figures::new(MIXED.name, "m".into(), 1, 1);
-        add_gains(&mut figures, &trial(rounds));
-        figures
+        Figures::invented(MIXED.name, |figures| add_gains(figures, &trial(rounds)))
     }
 
     fn met(rounds: &[[Round; 2]], name: &str) -> bool {
-        figures(rounds).get(name).unwrap().met()
+        figures(rounds).met(name)
     }
 
     const CLAIMED: [&str; 4] =
@@ -183,11 +157,12 @@ mod tests {
     #[test]
     fn a_gain_is_adaptive_csd_over_the_other_controller() {
         let figures = figures(&[[GOOD; 2]; 6]);
-        let value = |name: &str| figures.get(name).unwrap().value;
-        assert!((value("csd_vs_c_min") - 2.0 / 1.8).abs() < 1e-9);
-        assert!((value("csd_vs_static_50") - 2.0 / 1.5).abs() < 1e-9);
-        assert!((value("csd_vs_baseline") - 2.0).abs() < 1e-9);
-        assert!(CLAIMED.iter().all(|name| figures.get(name).unwrap().met()));
+        figures.assert_near(&[
+            ("csd_vs_c_min", 2.0 / 1.8),
+            ("csd_vs_static_50", 2.0 / 1.5),
+            ("csd_vs_baseline", 2.0),
+        ]);
+        assert!(CLAIMED.iter().all(|name| figures.met(name)));
     }
 
     #[test]
@@ -196,9 +171,9 @@ mod tests {
         let mut rounds = [[GOOD; 2]; 6];
         rounds[4][1] = slow;
         let sound = figures(&rounds);
-        assert!(sound.get("csd_vs_c_min").unwrap().value > 1.0);
-        assert!(!sound.get("csd_vs_c_min").unwrap().met());
-        assert!(sound.get("csd_vs_static_5").unwrap().met());
+        assert!(sound.value("csd_vs_c_min") > 1.0);
+        assert!(!sound.met("csd_vs_c_min"));
+        assert!(sound.met("csd_vs_static_5"));
     }
 
     #[test]
@@ -215,7 +190,7 @@ mod tests {
         for rounds in [&unread[..], &[]] {
             let figures = figures(rounds);
             for name in CLAIMED {
-                assert!(figures.get(name).unwrap().value.is_nan(), "{name}");
+                assert!(figures.value(name).is_nan(), "{name}");
             }
         }
     }

@@ -11,31 +11,17 @@
 //! engine half. The shims merge on the others' CPU; their time is in the engine's CPU use. Unlike
 //! in the paper, guests write meanwhile, so there is always something to hash.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
-use crate::merger::Merger;
+use crate::merger::{COPIES, Merger, Merging};
 use crate::pinning::{self, Pinned};
 use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig1",
     summary: "what looking for identical pages takes from a CPU-bound guest, by scan rate: ours and kernel KSM's",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM, measured::KIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::KIM],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -43,10 +29,6 @@ const ROUNDS: u64 = 2;
 /// Pages in a millisecond; the last rate is unlimited.
 const RATES: [Option<u32>; 5] = [Some(5), Some(20), Some(50), Some(100), None];
 const MEMORY: Bytes = Bytes::mib(256);
-const SAME_MB: u32 = 60;
-const OWN_MB: u32 = 60;
-const ZERO_MB: u32 = 20;
-const START_LIMIT: Duration = Duration::from_secs(90);
 const SETTLE: Duration = Duration::from_secs(2);
 /// Lines of pi to skip when something begins or ends, and lines in a window; one line a second.
 const BEGINNING: usize = 1;
@@ -54,27 +36,17 @@ const WINDOW: usize = 4;
 /// The CPU of pi and of the scanner; the other guests have the next one.
 const CPU: usize = 0;
 const PI: usize = 0;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SizingArm {
-    Ours,
-    Kernel,
-}
+const OURS: &str = "ours";
+const KSM: &str = "ksm";
 
 /// Results of one case.
 struct Case {
-    way: SizingArm,
+    way: &'static str,
     rate: Option<u32>,
     /// Extra time of pi.
     overhead: f64,
     /// CPUs that scanning took.
     cpus: f64,
-}
-
-/// Scanning in progress, on pi's CPU.
-enum SizingPhase {
-    Ours(Merger),
-    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -83,7 +55,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut cases = Vec::new();
     for round in 0..ROUNDS {
         for rate in RATES {
-            for way in [SizingArm::Ours, SizingArm::Kernel] {
+            for way in [OURS, KSM] {
                 let case = case(context, context.seed + round, way, rate)?;
                 context.say(&case.in_words());
                 cases.push(case);
@@ -95,21 +67,23 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Result<Case, LabError> {
-    let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
+fn case(
+    context: &Context,
+    seed: u64,
+    way: &'static str,
+    rate: Option<u32>,
+) -> Result<Case, LabError> {
     let guest = |name: &str, work: &str, cpu: usize| MachineSpec {
         seed,
-        shim: true,
-        cpus: vec![cpu],
-        ..MachineSpec::new(name, "kim", MEMORY, MEMORY, work)
+        ..MachineSpec::new(name, "kim", MEMORY, MEMORY, work).with_shim(true).on_cpus(vec![cpu])
     };
     let specs = [
         guest("pi", "pi", CPU),
-        guest("one", &fill, CPU + 1),
-        MachineSpec { seed: seed + 1, ..guest("two", &fill, CPU + 1) },
+        guest("one", COPIES, CPU + 1),
+        MachineSpec { seed: seed + 1, ..guest("two", COPIES, CPU + 1) },
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, START_LIMIT)?;
+    let mut lab = context.start(specs)?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(SETTLE)?;
     let all = lab.machines().iter().map(|machine| machine.process().pid);
     let others: Vec<u32> = all.skip(PI + 1).collect();
@@ -117,12 +91,8 @@ fn case(context: &Context, seed: u64, way: SizingArm, rate: Option<u32>) -> Resu
     let mut pairs = Pairs::default();
     pairs.add_without(speed(&lab)?);
     let at = match way {
-        SizingArm::Ours => {
-            SizingPhase::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?)
-        }
-        SizingArm::Kernel => {
-            SizingPhase::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?)
-        }
+        OURS => Merging::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?),
+        _ => Merging::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?),
     };
     let (began, before) = (Instant::now(), cpu_s(&at, &others)?);
     pairs.add_with(speed(&lab)?);
@@ -140,26 +110,17 @@ fn speed(lab: &Lab) -> Result<f64, LabError> {
 }
 
 /// CPU time that scanning has taken so far.
-fn cpu_s(at: &SizingPhase, others: &[u32]) -> Result<f64, LabError> {
+fn cpu_s(at: &Merging, others: &[u32]) -> Result<f64, LabError> {
     match at {
-        SizingPhase::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),
-        SizingPhase::Kernel(_) => Ksm::cpu_s(),
-    }
-}
-
-impl SizingArm {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ours => "ours",
-            Self::Kernel => "ksm",
-        }
+        Merging::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),
+        Merging::Kernel(_) => Ksm::cpu_s(),
     }
 }
 
 impl Case {
     fn in_words(&self) -> String {
         let Self { overhead, cpus, .. } = self;
-        let (way, rate) = (self.way.name(), named(self.rate));
+        let (way, rate) = (self.way, named(self.rate));
         format!(
             "{way} {rate}: pi takes {:.3} of its time, {:.1} % CPU",
             1.0 + overhead,
@@ -173,18 +134,23 @@ fn named(rate: Option<u32>) -> String {
 }
 
 /// The median over the rounds.
-fn median_of(cases: &[Case], way: SizingArm, rate: Option<u32>, what: fn(&Case) -> f64) -> Median {
+fn median_of(
+    cases: &[Case],
+    way: &'static str,
+    rate: Option<u32>,
+    what: fn(&Case) -> f64,
+) -> Median {
     let same = cases.iter().filter(|case| (case.way, case.rate) == (way, rate));
     Median::of(same.map(what).collect())
 }
 
 fn figures(context: &Context, cases: &[Case]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
-    for way in [SizingArm::Ours, SizingArm::Kernel] {
+    for way in [OURS, KSM] {
         for rate in RATES {
             let overhead = median_of(cases, way, rate, |case| case.overhead);
             let cpus = median_of(cases, way, rate, |case| case.cpus);
-            let name = format!("{}_{}", way.name(), named(rate));
+            let name = format!("{way}_{}", named(rate));
             let note = format!("pi's time to that without; {} longer", overhead.interval_percent());
             let time = Figure::new(1.0 + overhead.value, "ratio", note);
             let time =
@@ -198,16 +164,12 @@ fn figures(context: &Context, cases: &[Case]) -> Figures {
 }
 
 fn page(cases: &[Case]) -> Page {
-    let line = |way: SizingArm, what: fn(&Case) -> f64| Line {
-        name: way.name().to_owned(),
-        points: RATES
-            .iter()
-            .filter_map(|rate| Some(((*rate)?.into(), median_of(cases, way, *rate, what).value)))
-            .collect(),
+    let line = |way: &'static str, what: fn(&Case) -> f64| {
+        let point = |rate: &u32| (f64::from(*rate), median_of(cases, way, Some(*rate), what).value);
+        Line::new(way, RATES.iter().flatten().map(point))
     };
     let chart = |unit, what: fn(&Case) -> f64| {
-        let lines = vec![line(SizingArm::Ours, what), line(SizingArm::Kernel, what)];
-        Chart { unit, across: "pages/ms", is_log: false, lines, marks: Vec::new() }
+        Chart::linear(unit, "pages/ms", [OURS, KSM].map(|way| line(way, what)))
     };
     let mut page = Page::default();
     page.add("Time that pi takes", chart("to without", |case| 1.0 + case.overhead));

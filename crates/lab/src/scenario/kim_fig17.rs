@@ -7,35 +7,21 @@
 //! and TLS, as in `overdriver-table1`. The process that serves the disk is at the cable's other
 //! end in both.
 
-use std::time::Duration;
+use model::DiskReading;
 
-use model::{Bytes, DiskReading};
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::fleet::HARD_DISK_IOPS;
 use crate::hosts::Hosts;
-use crate::kim::course::{self, SharingRun};
+use crate::kim::course;
 use crate::kim::jobs::{self, Job, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::ADAPTIVE_CSD;
-use crate::kim::trial::{ROUNDS, in_turn};
-use crate::lab::{Lab, LabError};
 use crate::remote_swap::{Disk, GROUP, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig17",
     summary: "jobs that swap, on a disk and into their group's memory on another host",
-    file: file!(),
-    measures: &[
-        measured::POLICY,
-        measured::DAEMON,
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::DISKS,
-        measured::KIM,
-    ],
+    measures: &[&[file!()], measured::MANAGED, measured::DISKS, measured::KIM],
     claims: claims! {
         "gain_sort" >= 1.08 => "ratio",
             "A sorting job that swaps to another host's memory is faster than on a disk with \
@@ -46,7 +32,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "gain_records" >= 1.08 => "ratio",
             "A job that changes records there is faster", "1.08 to 1.30";
     },
-    rounds: 1,
     run,
 };
 
@@ -56,59 +41,48 @@ const WINDOW: Duration = Duration::from_secs(30);
 /// The rate of the cable between both hosts.
 const LINK_MBIT: u32 = 1000;
 
-/// The speeds of one job in one round, and the share of its reads that the repository answered.
+/// The arms: memory that the repository lends.
+const ARMS: [(&str, Bytes); 2] = [("disk", Bytes::ZERO), ("repository", SWAP)];
+
+/// One course.
 #[derive(Clone, Copy)]
-struct SwapPair {
-    disk: f64,
-    repository: f64,
+struct SwapRun {
+    speed: f64,
+    /// The share of the guest's reads that the repository answered.
     near: f64,
 }
 
+/// The courses of each of [`JOBS`].
+type Courses = [Arms<SwapRun>; JOBS.len()];
+
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let mut rounds = Vec::new();
+    let mut all = Courses::default();
     for round in 1..=ROUNDS {
-        let pairs = JOBS.iter().map(|job| pair(context, round, *job));
-        rounds.push(pairs.collect::<Result<Vec<SwapPair>, LabError>>()?);
+        for (job, courses) in JOBS.into_iter().zip(&mut all) {
+            courses.turn(Order::Alternating, &ARMS, |name, lent| {
+                context.say(&format!("round {round}: {} with a {name} ...", job.name));
+                course(context, job, *lent)
+            })?;
+        }
     }
     let mut figures = context.figures(SCENARIO.name, ROUNDS);
-    add_figures(&mut figures, &rounds);
+    add_figures(&mut figures, &all);
     Ok(figures)
 }
 
-/// `rounds`: the pairs of each by [`JOBS`].
-fn add_figures(figures: &mut Figures, rounds: &[Vec<SwapPair>]) {
-    for (place, job) in JOBS.iter().enumerate() {
-        let gain = |pairs: &Vec<SwapPair>| {
-            pairs.get(place).map_or(f64::NAN, |pair| pair.repository / pair.disk)
-        };
+fn add_figures(figures: &mut Figures, all: &Courses) {
+    for (job, courses) in JOBS.iter().zip(all) {
+        let gains = courses.ratios("repository", "disk", |course| course.speed);
         let note = "speed with a repository to that without";
-        let gains = rounds.iter().map(gain).collect();
-        figures.add(&format!("gain_{}", job.name), Figure::of_rounds(gains, "ratio", note));
+        figures.tell_rounds(&format!("gain_{}", job.name), gains, "ratio", note);
     }
     let note = "of the reads of courses with a repository: answered by it";
-    let near = rounds.iter().flatten().map(|pair| pair.near).collect();
-    figures.add("near", Figure::of_rounds(near, "ratio", note));
+    let near = all.iter().flat_map(|courses| courses.each("repository", |course| course.near));
+    figures.tell_rounds("near", near.collect(), "ratio", note);
 }
 
-fn pair(context: &Context, round: u32, job: Job) -> Result<SwapPair, LabError> {
-    let arms = [("a disk", Bytes::ZERO), ("a repository", SWAP)];
-    let courses = in_turn(round, &arms, |(name, lent)| {
-        context.say(&format!("round {round}: {} with {name} ...", job.name));
-        let (course, status) = course(context, job, *lent)?;
-        context.say(&course.in_words());
-        Ok((course.speeds.first().copied().unwrap_or(f64::NAN), status))
-    })?;
-    let [(disk, _), (repository, status)] = &courses[..] else { unreachable!("two arms") };
-    let near = status.as_ref().map(|status| near_share(&DiskReading::default(), status));
-    Ok(SwapPair { disk: *disk, repository: *repository, near: near.unwrap_or(f64::NAN) })
-}
-
-/// The guest's course, and the readings of its disk; `None`: the disk's process did not answer.
-fn course(
-    context: &Context,
-    job: Job,
-    lent: Bytes,
-) -> Result<(SharingRun, Option<DiskReading>), LabError> {
+/// Without an answer of the disk's process it is not known from where reads came.
+fn course(context: &Context, job: Job, lent: Bytes) -> Result<SwapRun, LabError> {
     let dir = context.dir.with_extension("swap");
     let read_delay_us = 1_000_000 / HARD_DISK_IOPS;
     let disk = Disk { size: SWAP, read_delay_us, lent, cache: false };
@@ -118,62 +92,56 @@ fn course(
     if !lent.is_zero() {
         swap.wait_until_connected()?;
     }
-    let lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
+    let lab = context.start([swap.given_to(guest)])?;
     let course = course::follow(lab, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)?;
     let status = swap.status();
     swap.end()?;
-    Ok((course, status))
+    context.say(&course.in_words());
+    let near = status.map_or(f64::NAN, |status| near_share(&DiskReading::default(), &status));
+    Ok(SwapRun { speed: course.speed(0), near })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const GOOD: SwapPair = SwapPair { disk: 10.0, repository: 12.0, near: 1.0 };
-
-    fn figures(rounds: &[Vec<SwapPair>]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, rounds);
-        figures
+    /// A round of these speeds.
+    fn round(disk: f64, repository: f64) -> Vec<(&'static str, SwapRun)> {
+        let run = |speed| SwapRun { speed, near: 1.0 };
+        vec![("disk", run(disk)), ("repository", run(repository))]
     }
 
-    /// Six rounds, of which one has another pair for the first job.
-    fn rounds(first: SwapPair) -> Vec<Vec<SwapPair>> {
-        let mut rounds = vec![vec![GOOD; JOBS.len()]; ROUNDS as usize];
-        rounds[3][0] = first;
-        rounds
+    /// Figures of six good rounds of each job; one of the first job's is another one.
+    fn figures(first: Vec<(&'static str, SwapRun)>) -> Figures {
+        let mut all = Courses::default();
+        all.iter_mut().for_each(|courses| courses.0 = vec![round(10.0, 12.0); ROUNDS as usize]);
+        all[0].0[3] = first;
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, &all))
     }
+
+    const FIRST: &str = "gain_sort";
 
     #[test]
     fn a_gain_is_the_repository_over_the_disk_and_every_job_has_one() {
-        let figures = figures(&rounds(GOOD));
+        let figures = figures(round(10.0, 12.0));
         for job in JOBS {
-            let figure = figures.get(&format!("gain_{}", job.name)).unwrap();
-            assert!((figure.value - 1.2).abs() < 1e-9 && figure.met());
+            let name = format!("gain_{}", job.name);
+            assert!((figures.value(&name) - 1.2).abs() < 1e-9 && figures.met(&name));
         }
         assert!(figures.passed(), "{}", figures.to_table());
     }
 
     #[test]
-    fn the_lower_end_decides_and_swapped_speeds_miss() {
-        let SwapPair { disk: repository, repository: disk, near } = GOOD;
-        let swapped = SwapPair { disk, repository, near };
-        let first = format!("gain_{}", JOBS[0].name);
-        let one = figures(&rounds(swapped));
-        assert!(one.get(&first).unwrap().value > 1.08 && !one.get(&first).unwrap().met());
-        let all = vec![vec![swapped; JOBS.len()]; ROUNDS as usize];
-        assert!(!figures(&all).passed());
+    fn the_lower_end_decides() {
+        let swapped = figures(round(12.0, 10.0));
+        assert!(swapped.value(FIRST) > 1.08 && !swapped.met(FIRST) && !swapped.passed());
     }
 
     #[test]
     fn what_is_missing_or_was_not_read_is_no_number() {
-        let unread = rounds(SwapPair { disk: f64::NAN, ..GOOD });
-        let mut missing = rounds(GOOD);
-        missing[5].clear();
-        for rounds in [unread, missing, Vec::new()] {
-            let figures = figures(&rounds);
-            let first = figures.get(&format!("gain_{}", JOBS[0].name)).unwrap();
-            assert!(first.value.is_nan() && !figures.passed());
+        for bad in [round(f64::NAN, 12.0), Vec::new()] {
+            let figures = figures(bad);
+            assert!(figures.value(FIRST).is_nan() && !figures.passed());
         }
     }
 }

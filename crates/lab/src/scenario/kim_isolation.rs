@@ -12,28 +12,18 @@
 //! ways are compared within a round. All memory that a group occupies beyond its own counts, page
 //! tables included: nothing is nothing.
 
-use std::time::Duration;
+use model::VmName;
 
-use model::{Bytes, VmName};
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, CG, Job, MASTER, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::ADAPTIVE_CSD;
-use crate::kim::trial::{ROUNDS, geometric_mean, in_turn};
-use crate::lab::LabError;
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::recording::Extremes;
 
 pub(super) const HOG: Scenario = Scenario {
     name: "kim-fig11",
     summary: "a group beside one of memory hogs: its surplus stays its own, or is taken from it without groups",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "mr_grp_vs_nogrp" >= 1.0 => "ratio",
             "A group of its own keeps the memory that its merging saves from a memory hog",
@@ -43,35 +33,30 @@ pub(super) const HOG: Scenario = Scenario {
         "hog_taken_nogrp" >= 1.0 => "MiB",
             "The hogs get a part of it without groups", "most of SORT's surplus";
     },
-    rounds: 1,
     run: run_hog,
 };
 
 pub(super) const SWAPPER: Scenario = Scenario {
     name: "kim-fig12",
     summary: "a group beside one that swaps at times, with groups and without",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "mr_taken_grp" == 0.0 => "MiB",
             "The group that swaps all the time gets nothing of another group's saving", "0";
         "all_grp_vs_nogrp" => "ratio", "Both groups together are faster than without groups",
             "up to 1.2";
     },
-    rounds: 1,
     run: run_swapper,
 };
 
 pub(super) const BUSY: Scenario = Scenario {
     name: "kim-fig13",
     summary: "a group beside one that needs the CPU and no memory, with groups and without",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "mr_taken_grp" == 0.0 => "MiB",
             "A group that swaps gets nothing of the saving of one that needs the CPU only", "0";
     },
-    rounds: 1,
     run: run_busy,
 };
 
@@ -88,151 +73,135 @@ const SECOND: &str = "others";
 /// Guests of the other group.
 const OTHERS: usize = 2;
 
-/// One MapReduce job next to the other group, in both ways.
-struct Pair {
+/// The arms: two groups, or all guests as one.
+const GRP: &str = "two groups";
+const NOGRP: &str = "no groups";
+
+/// One MapReduce job next to the other group.
+struct Beside {
     job: &'static str,
+    /// The guests of both groups.
     guests: Vec<MachineSpec>,
-    group: SharingRun,
-    system: SharingRun,
+    courses: Arms<SharingRun>,
 }
 
-/// The pairs of one round, by [`MAPREDUCE`].
-type Round = Vec<Pair>;
-
 fn run_hog(context: &Context) -> Result<Figures, LabError> {
-    let rounds = rounds(context, MEMHOG)?;
+    let all = rounds(context, MEMHOG)?;
     let mut figures = context.figures(HOG.name, ROUNDS);
-    add_speeds(&mut figures, &rounds, "up to 1.4");
-    add_hogs(&mut figures, &rounds);
-    page(&rounds[0]).write(&context.dir, &mut figures)?;
+    add_speeds(&mut figures, &all, "up to 1.4");
+    add_hogs(&mut figures, &all);
+    page(&all).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
 fn run_swapper(context: &Context) -> Result<Figures, LabError> {
-    let rounds = rounds(context, DT)?;
+    let all = rounds(context, DT)?;
     let mut figures = context.figures(SWAPPER.name, ROUNDS);
-    add_speeds(&mut figures, &rounds, "above 1");
-    add_others(&mut figures, &rounds, "below 1");
-    let all = each(&rounds, |pairs| {
-        let gains = pairs.iter().flat_map(|pair| [pair.gain_of_job(), pair.gain_of_others()]);
-        geometric_mean(gains)
-    });
+    add_speeds(&mut figures, &all, "above 1");
+    add_others(&mut figures, &all, "below 1");
+    let gains = all.iter().flat_map(|beside| [beside.gains_of_job(), beside.gains_of_others()]);
+    let gains = across(&gains.collect::<Vec<_>>(), geometric_mean);
     let note = "speed of both groups' working guests in groups, to that without, geometric mean";
-    figures.add("all_grp_vs_nogrp", Figure::of_rounds(all, "ratio", note));
-    add_taken(&mut figures, &rounds);
-    page(&rounds[0]).write(&context.dir, &mut figures)?;
+    figures.tell_rounds("all_grp_vs_nogrp", gains, "ratio", note);
+    add_taken(&mut figures, &all);
+    page(&all).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
 fn run_busy(context: &Context) -> Result<Figures, LabError> {
-    let rounds = rounds(context, CG)?;
+    let all = rounds(context, CG)?;
     let mut figures = context.figures(BUSY.name, ROUNDS);
-    add_speeds(&mut figures, &rounds, "below 1: the others' surplus stays theirs");
-    add_others(&mut figures, &rounds, "1: they need no memory");
-    add_taken(&mut figures, &rounds);
-    page(&rounds[0]).write(&context.dir, &mut figures)?;
+    add_speeds(&mut figures, &all, "below 1: the others' surplus stays theirs");
+    add_others(&mut figures, &all, "1: they need no memory");
+    add_taken(&mut figures, &all);
+    page(&all).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-/// A number of each round.
-fn each(rounds: &[Round], of: impl Fn(&[Pair]) -> f64) -> Vec<f64> {
-    rounds.iter().map(|pairs| of(pairs)).collect()
-}
-
-/// In each round, the most that a group occupied beyond what it pays for, in MiB.
-fn most(rounds: &[Round], course: fn(&Pair) -> &SharingRun, group: &str) -> Vec<f64> {
-    each(rounds, |pairs| pairs.iter().map(|pair| pair.beyond_mib(course(pair), group)).largest())
-}
-
-fn add_hogs(figures: &mut Figures, rounds: &[Round]) {
-    let gains = each(rounds, |pairs| geometric_mean(pairs.iter().map(Pair::gain_of_job)));
+fn add_hogs(figures: &mut Figures, all: &[Beside]) {
+    let gains: Vec<_> = all.iter().map(Beside::gains_of_job).collect();
     let note = "speed of all that do a job in groups, to that without, geometric mean";
-    figures.add("mr_grp_vs_nogrp", Figure::of_rounds(gains, "ratio", note));
+    figures.tell_rounds("mr_grp_vs_nogrp", across(&gains, geometric_mean), "ratio", note);
     let note = "the most that the hogs occupied beyond what they pay for";
-    let grp = most(rounds, |pair| &pair.group, SECOND);
-    let grp = Figure::of_rounds(grp, "MiB", format!("{note}, in groups"));
-    figures.add("hog_taken_grp", grp);
-    let nogrp = most(rounds, |pair| &pair.system, SECOND);
-    let nogrp = Figure::of_rounds(nogrp, "MiB", format!("{note}, without groups"));
-    figures.add("hog_taken_nogrp", nogrp);
+    let (grp, nogrp) = (most(all, GRP, SECOND), most(all, NOGRP, SECOND));
+    figures.tell_rounds("hog_taken_grp", grp, "MiB", format!("{note}, in groups"));
+    figures.tell_rounds("hog_taken_nogrp", nogrp, "MiB", format!("{note}, without groups"));
 }
 
-fn add_taken(figures: &mut Figures, rounds: &[Round]) {
+fn add_taken(figures: &mut Figures, all: &[Beside]) {
     let note = "the most that the first group occupied beyond what it pays for";
-    let grp = most(rounds, |pair| &pair.group, FIRST);
-    let grp = Figure::of_rounds(grp, "MiB", format!("{note}, in groups"));
-    figures.add("mr_taken_grp", grp);
-    let nogrp = most(rounds, |pair| &pair.system, FIRST);
+    let grp = most(all, GRP, FIRST);
+    figures.tell_rounds("mr_taken_grp", grp, "MiB", format!("{note}, in groups"));
+    let nogrp = most(all, NOGRP, FIRST);
     let nogrp = Figure::of_rounds(nogrp, "MiB", format!("{note}, without groups"));
     figures.add("mr_taken_nogrp", nogrp.paper("all of the others' surplus"));
 }
 
-/// The gains by round of the job at a place of [`MAPREDUCE`].
-fn gains(rounds: &[Round], place: usize, of: fn(&Pair) -> f64) -> Vec<f64> {
-    each(rounds, |pairs| pairs.get(place).map_or(f64::NAN, of))
+/// In each round, the most that a group occupied beyond what it pays for, in MiB.
+fn most(all: &[Beside], arm: &str, group: &str) -> Vec<f64> {
+    let of = |beside: &Beside| beside.courses.each(arm, |course| beside.beyond_mib(course, group));
+    across(&all.iter().map(of).collect::<Vec<_>>(), |most| most.into_iter().largest())
 }
 
-fn add_speeds(figures: &mut Figures, rounds: &[Round], paper: &str) {
-    for (place, job) in MAPREDUCE.iter().enumerate() {
+fn add_speeds(figures: &mut Figures, all: &[Beside], paper: &str) {
+    for beside in all {
         let note = "speed of the guests that do it in groups, to that without";
-        let gains = gains(rounds, place, Pair::gain_of_job);
-        let figure = Figure::of_rounds(gains, "ratio", note).paper(paper);
-        figures.add(&format!("{}_grp_vs_nogrp", job.name), figure);
+        let figure = Figure::of_rounds(beside.gains_of_job(), "ratio", note).paper(paper);
+        figures.add(&format!("{}_grp_vs_nogrp", beside.job), figure);
     }
 }
 
-fn add_others(figures: &mut Figures, rounds: &[Round], paper: &str) {
-    for (place, job) in MAPREDUCE.iter().enumerate() {
-        let note =
-            format!("speed of the other group beside {} in groups, to that without", job.name);
-        let gains = gains(rounds, place, Pair::gain_of_others);
-        let figure = Figure::of_rounds(gains, "ratio", note).paper(paper);
-        figures.add(&format!("others_grp_vs_nogrp_{}", job.name), figure);
+fn add_others(figures: &mut Figures, all: &[Beside], paper: &str) {
+    for beside in all {
+        let job = beside.job;
+        let note = format!("speed of the other group beside {job} in groups, to that without");
+        let figure = Figure::of_rounds(beside.gains_of_others(), "ratio", note).paper(paper);
+        figures.add(&format!("others_grp_vs_nogrp_{job}"), figure);
     }
 }
 
 /// Each job next to guests that all do `other`, round after round.
-fn rounds(context: &Context, other: Job) -> Result<Vec<Round>, LabError> {
-    let pairs = |round: u32| {
+fn rounds(context: &Context, other: Job) -> Result<Vec<Beside>, LabError> {
+    let mut all = MAPREDUCE.map(|job| Beside {
+        job: job.name,
+        guests: guests(job, other, context.seed),
+        courses: Arms::default(),
+    });
+    for round in 1..=ROUNDS {
         context.say(&format!("Round {round} of {ROUNDS} ..."));
-        MAPREDUCE.iter().map(|job| pair(context, round, *job, other)).collect()
-    };
-    (1..=ROUNDS).map(pairs).collect()
+        for Beside { job, guests, courses } in &mut all {
+            let together = |it: &MachineSpec| MachineSpec { group: "all".to_owned(), ..it.clone() };
+            let system: Vec<MachineSpec> = guests.iter().map(together).collect();
+            let arms = [(GRP, &guests[..]), (NOGRP, &system[..])];
+            courses.turn(Order::Alternating, &arms, |name, guests| {
+                context.say(&format!("{job} beside {}, {name} ...", other.name));
+                course::run(context, guests, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)
+            })?;
+        }
+    }
+    Ok(all.into())
 }
 
-fn pair(context: &Context, round: u32, job: Job, other: Job) -> Result<Pair, LabError> {
-    let first = jobs::group(FIRST, &[job, job, MASTER, MASTER], context.seed);
-    let second = jobs::group(SECOND, &[other; OTHERS], context.seed + 100);
-    let guests = jobs::side_by_side([first, second]);
-    let together = |guest: &MachineSpec| MachineSpec { group: "all".to_owned(), ..guest.clone() };
-    let system: Vec<MachineSpec> = guests.iter().map(together).collect();
-    let run = |(name, guests): &(&str, &[MachineSpec])| {
-        context.say(&format!("{} beside {}, {name} ...", job.name, other.name));
-        let course = course::run(context, guests, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)?;
-        context.say(&course.in_words());
-        Ok(course)
-    };
-    let mut courses =
-        in_turn(round, &[("two groups", &guests[..]), ("no groups", &system[..])], run)?;
-    let (system, group) = (courses.remove(1), courses.remove(0));
-    Ok(Pair { job: job.name, guests, group, system })
+fn guests(job: Job, other: Job, seed: u64) -> Vec<MachineSpec> {
+    let first = jobs::group(FIRST, &[job, job, MASTER, MASTER], seed);
+    jobs::side_by_side([first, jobs::group(SECOND, &[other; OTHERS], seed + 100)])
 }
 
-impl Pair {
-    /// The speed of each of these guests in groups, divided by its speed without.
-    fn gains(&self, guests: std::ops::Range<usize>) -> impl Iterator<Item = f64> {
-        let speed = |course: &SharingRun, guest: usize| {
-            course.speeds.get(guest).copied().unwrap_or(f64::NAN)
-        };
-        guests.map(move |guest| speed(&self.group, guest) / speed(&self.system, guest))
+impl Beside {
+    /// In each round, the speed of these guests in groups, divided by their speed without: the
+    /// geometric mean.
+    fn gains(&self, guests: std::ops::Range<usize>) -> Vec<f64> {
+        self.courses.both(GRP, NOGRP, |group, system| {
+            geometric_mean(guests.clone().map(|guest| group.speed(guest) / system.speed(guest)))
+        })
     }
 
-    fn gain_of_job(&self) -> f64 {
-        geometric_mean(self.gains(0..WORKERS))
+    fn gains_of_job(&self) -> Vec<f64> {
+        self.gains(0..WORKERS)
     }
 
-    fn gain_of_others(&self) -> f64 {
-        geometric_mean(self.gains(self.guests.len() - OTHERS..self.guests.len()))
+    fn gains_of_others(&self) -> Vec<f64> {
+        self.gains(self.guests.len() - OTHERS..self.guests.len())
     }
 
     /// The most that one of the two groups occupied beyond its own memory, in MiB; NaN when the
@@ -255,26 +224,24 @@ impl Pair {
         let members = self.guests.iter().filter(|guest| guest.group == group);
         Some(members.map(used).sum::<Option<Bytes>>()?.as_mib())
     }
-
-    /// Memory that one of the two groups occupied over time.
-    fn line(&self, name: &str, course: &SharingRun, group: &str) -> Line {
-        let point = |tick: &Tick| Some((tick.at_s, self.used_mib(tick, group)?));
-        Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
-    }
 }
 
-fn page(pairs: &[Pair]) -> Page {
+/// The memory of both groups over time, in the first round.
+fn page(all: &[Beside]) -> Page {
     let mut page = Page::default();
-    for pair in pairs {
-        let lines = vec![
-            pair.line("first group, in groups", &pair.group, FIRST),
-            pair.line("other group, in groups", &pair.group, SECOND),
-            pair.line("first group, without groups", &pair.system, FIRST),
-            pair.line("other group, without groups", &pair.system, SECOND),
+    for beside in all {
+        let lines = [
+            ("first group, in groups", GRP, FIRST),
+            ("other group, in groups", GRP, SECOND),
+            ("first group, without groups", NOGRP, FIRST),
+            ("other group, without groups", NOGRP, SECOND),
         ];
-        let chart =
-            Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
-        page.add(&format!("Memory that the groups occupy: {}", pair.job), chart);
+        let lines = lines.into_iter().filter_map(|(name, arm, group)| {
+            let course = beside.courses.of(arm).next()?;
+            Some(course.line(name, |tick| beside.used_mib(tick, group)))
+        });
+        let heading = format!("Memory that the groups occupy: {}", beside.job);
+        page.add(&heading, Chart::linear("MiB", "seconds", lines));
     }
     page
 }

@@ -7,28 +7,18 @@
 //! where no memory belongs to either. `kim-fig14` compares the work done within a round, in six
 //! rounds; `kim-fig15` shows the memory of both groups over time, once.
 
-use std::time::Duration;
-
 use model::{DedupSpec, GroupName, Policy};
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::kim::course::{self, SharingRun, Tick};
 use crate::kim::jobs::{self, LATER, RECORDS};
 use crate::kim::setting::{Setting, settings};
-use crate::kim::trial::{ROUNDS, geometric_mean, in_turn};
-use crate::lab::LabError;
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::recording::Extremes;
 
 pub(super) const SPEEDS: Scenario = Scenario {
     name: "kim-fig14",
     summary: "a group that is short beside one that will be: by themselves, lending, and as one group",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "lending_vs_grp" >= 1.0 => "ratio",
             "Lending makes the whole system faster than groups by themselves", "1.22";
@@ -36,21 +26,18 @@ pub(super) const SPEEDS: Scenario = Scenario {
             "Lending is not at the expense of the group that lends", "1.15";
         "lending_vs_grp_b" >= 1.0 => "ratio", "The group that borrows is faster", "1.28";
     },
-    rounds: 1,
     run: run_speeds,
 };
 
 pub(super) const MEMORY: Scenario = Scenario {
     name: "kim-fig15",
     summary: "who has how much memory when, beside a group that will need its own: three ways",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "lent_most" >= 10.0 => "MiB", "A group that computes lends its saving";
         "returned_s" <= 15.0 => "s",
             "The borrower is within its budget soon after the loan has ended";
     },
-    rounds: 1,
     run: run_memory,
 };
 
@@ -61,17 +48,16 @@ const B: &str = "b";
 
 /// The groups of A's and B's guests, and whether groups lend.
 struct LendingArm {
-    name: &'static str,
     groups: [&'static str; 2],
     lend: bool,
 }
 
-const GRP: LendingArm = LendingArm { name: "grp", groups: [A, B], lend: false };
-const GRP_M: LendingArm = LendingArm { name: "grp_m", groups: [A, B], lend: true };
-const NOGRP: LendingArm = LendingArm { name: "nogrp", groups: ["all", "all"], lend: false };
-
 /// The arms of a round.
-const ARMS: [LendingArm; 3] = [GRP, GRP_M, NOGRP];
+const ARMS: [(&str, LendingArm); 3] = [
+    ("grp", LendingArm { groups: [A, B], lend: false }),
+    ("grp_m", LendingArm { groups: [A, B], lend: true }),
+    ("nogrp", LendingArm { groups: ["all", "all"], lend: false }),
+];
 
 /// A course, with the names of the guests of A and of B.
 struct LendingResult {
@@ -79,18 +65,21 @@ struct LendingResult {
     guests: [Vec<String>; 2],
 }
 
-fn outcome(context: &Context, way: &LendingArm) -> Result<LendingResult, LabError> {
-    let [a, b] = way.groups;
+fn outcome(
+    context: &Context,
+    name: &'static str,
+    arm: &LendingArm,
+) -> Result<LendingResult, LabError> {
+    let [a, b] = arm.groups;
     let of_a = jobs::group(a, &[LATER; 3], context.seed);
     let of_b = jobs::group(b, &[RECORDS; 2], context.seed + of_a.len() as u64);
     let names = |guests: &[MachineSpec]| guests.iter().map(|guest| guest.name.clone()).collect();
     let guests = [names(&of_a), names(&of_b)];
-    let daemon = Some(settings(DedupSpec::Adaptive, Policy::Demand, way.lend));
-    let setting = Setting { name: way.name, daemon };
-    context.say(&format!("{} ...", way.name));
+    let daemon = Some(settings(DedupSpec::Adaptive, Policy::Demand, arm.lend));
+    let setting = Setting { name, daemon };
+    context.say(&format!("{name} ..."));
     let course =
         course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, Duration::ZERO, WINDOW)?;
-    context.say(&course.in_words());
     Ok(LendingResult { course, guests })
 }
 
@@ -129,31 +118,28 @@ impl LendingResult {
 }
 
 fn run_speeds(context: &Context) -> Result<Figures, LabError> {
-    let mut rounds = Vec::new();
+    let mut results = Arms::default();
     for round in 1..=ROUNDS {
         context.say(&format!("Round {round} of {ROUNDS} ..."));
-        rounds.push(in_turn(round, &ARMS, |arm| outcome(context, arm))?);
+        results.turn(Order::Alternating, &ARMS, |name, arm| outcome(context, name, arm))?;
     }
     let mut figures = context.figures(SPEEDS.name, ROUNDS);
-    add_speeds(&mut figures, &rounds);
+    add_speeds(&mut figures, &results);
     Ok(figures)
 }
 
-/// `rounds`: the results of each by [`ARMS`].
-fn add_speeds(figures: &mut Figures, rounds: &[Vec<LendingResult>]) {
-    let gains = |one: usize, other: usize, which: usize| {
-        let of = |round: &Vec<LendingResult>| round[one].gains(&round[other])[which];
-        rounds.iter().map(of).collect::<Vec<f64>>()
+fn add_speeds(figures: &mut Figures, results: &Arms<LendingResult>) {
+    let gains = |one: &str, other: &str, which: usize| {
+        results.both(one, other, |one, other| one.gains(other)[which])
     };
-    let [grp, grp_m, nogrp] = [0, 1, 2];
+    let [grp, grp_m, nogrp] = ARMS.map(|(name, _)| name);
     let [a, b, all] = [0, 1, 2];
     let note = "speed, lending to not lending: geometric mean of both groups";
-    let figure = Figure::of_rounds(gains(grp_m, grp, all), "ratio", note);
-    figures.add("lending_vs_grp", figure);
+    figures.tell_rounds("lending_vs_grp", gains(grp_m, grp, all), "ratio", note);
     let note = "the group that is short from the beginning";
-    figures.add("lending_vs_grp_b", Figure::of_rounds(gains(grp_m, grp, b), "ratio", note));
+    figures.tell_rounds("lending_vs_grp_b", gains(grp_m, grp, b), "ratio", note);
     let note = "the group that lends, once it is short itself; 5 % are noise";
-    figures.add("lending_vs_grp_a", Figure::of_rounds(gains(grp_m, grp, a), "ratio", note));
+    figures.tell_rounds("lending_vs_grp_a", gains(grp_m, grp, a), "ratio", note);
     for (name, which, paper) in [("a", a, "0.73"), ("b", b, "1.32")] {
         let note = format!("group {}, when all are one group", name.to_uppercase());
         let figure = Figure::of_rounds(gains(nogrp, grp, which), "ratio", note);
@@ -162,22 +148,22 @@ fn add_speeds(figures: &mut Figures, rounds: &[Vec<LendingResult>]) {
     let note = "speed, lending to one group of all: geometric mean of both groups";
     let figure = Figure::of_rounds(gains(grp_m, nogrp, all), "ratio", note).paper("1.15");
     figures.add("lending_vs_nogrp", figure);
-    let most = rounds.iter().map(|round| round[grp_m].most_lent()).collect();
-    figures.add("lent_most", Figure::of_rounds(most, "MiB", "the most at once"));
+    let most = results.each(grp_m, LendingResult::most_lent);
+    figures.tell_rounds("lent_most", most, "MiB", "the most at once");
 }
 
 fn run_memory(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(MEMORY.name, 1);
     let (mut of_a, mut of_b, mut page) = (Vec::new(), Vec::new(), Page::default());
-    for way in ARMS {
-        let outcome = outcome(context, &way)?;
+    for (name, arm) in &ARMS {
+        let outcome = outcome(context, name, arm)?;
         for (lines, guests) in [&mut of_a, &mut of_b].into_iter().zip(&outcome.guests) {
-            lines.push(allocated(way.name, &outcome.course, guests));
+            lines.push(outcome.course.line(name, |tick| tick.allocated_to_all_mib(guests)));
         }
-        if way.lend {
+        if arm.lend {
             add_loan(&mut figures, &outcome);
-            let points = outcome.lent().collect();
-            page.add("What A lends", chart(vec![Line { name: "lent".to_owned(), points }]));
+            let points = outcome.lent();
+            page.add("What A lends", chart(vec![Line::new("lent", points)]));
         }
     }
     page.add("What the guests of A may use", chart(of_a));
@@ -189,7 +175,7 @@ fn run_memory(context: &Context) -> Result<Figures, LabError> {
 /// Adds the most that was lent, and the time until it came back when A needed it.
 fn add_loan(figures: &mut Figures, outcome: &LendingResult) {
     let most = outcome.most_lent();
-    figures.add("lent_most", Figure::new(most, "MiB", "the most at once"));
+    figures.tell("lent_most", most, "MiB", "the most at once");
     let lent: Vec<(f64, f64)> = outcome.lent().collect();
     let last = lent.iter().rposition(|(_, mib)| *mib > 0.0);
     let ticks = last.map_or(&[][..], |last| &outcome.course.ticks[last + 1..]);
@@ -200,19 +186,11 @@ fn add_loan(figures: &mut Figures, outcome: &LendingResult) {
     let came_back = ticks.iter().find(|tick| !over(tick)).zip(ticks.first());
     let seconds = came_back.map_or(f64::NAN, |(back, recalled)| back.at_s - recalled.at_s);
     let note = "from the end of the loan until B is within its budget again";
-    figures.add("returned_s", Figure::new(seconds, "s", note));
-}
-
-/// Memory that these guests may use together, over time.
-fn allocated(name: &str, course: &SharingRun, guests: &[String]) -> Line {
-    let held =
-        |tick: &Tick| guests.iter().map(|guest| tick.allocated_mib(guest)).sum::<Option<f64>>();
-    let points = course.ticks.iter().filter_map(|tick| Some((tick.at_s, held(tick)?)));
-    Line { name: name.to_owned(), points: points.collect() }
+    figures.tell("returned_s", seconds, "s", note);
 }
 
 fn chart(lines: Vec<Line>) -> Chart {
-    Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() }
+    Chart::linear("MiB", "seconds", lines)
 }
 
 #[cfg(test)]
@@ -233,10 +211,10 @@ mod tests {
     ];
 
     fn figures(rounds: &[[&[f64]; 3]]) -> Figures {
-        let rounds: Vec<_> = rounds.iter().map(|round| round.map(result).into()).collect();
-        let mut figures = Figures::new(SPEEDS.name, "m".into(), 1, 1);
-        add_speeds(&mut figures, &rounds);
-        figures
+        let names = ARMS.map(|(name, _)| name);
+        let rounds = rounds.iter().map(|round| names.into_iter().zip(round.map(result)).collect());
+        let results = Arms(rounds.collect());
+        Figures::invented(SPEEDS.name, |figures| add_speeds(figures, &results))
     }
 
     const CLAIMED: [&str; 3] = ["lending_vs_grp", "lending_vs_grp_a", "lending_vs_grp_b"];
@@ -244,25 +222,26 @@ mod tests {
     #[test]
     fn lending_is_set_against_groups_by_themselves() {
         let figures = figures(&[GOOD; 6]);
-        let value = |name: &str| figures.get(name).unwrap().value;
-        assert!((value("lending_vs_grp") - 2.0).abs() < 1e-9);
-        assert!((value("lending_vs_grp_a") - 1.0).abs() < 1e-9);
-        assert!((value("lending_vs_grp_b") - 4.0).abs() < 1e-9);
-        assert!((value("nogrp_vs_grp_b") - 2.0).abs() < 1e-9);
-        assert!(CLAIMED.iter().all(|name| figures.get(name).unwrap().met()));
+        figures.assert_near(&[
+            ("lending_vs_grp", 2.0),
+            ("lending_vs_grp_a", 1.0),
+            ("lending_vs_grp_b", 4.0),
+            ("nogrp_vs_grp_b", 2.0),
+        ]);
+        assert!(CLAIMED.iter().all(|name| figures.met(name)));
     }
 
     #[test]
     fn arms_that_are_swapped_and_a_group_that_pays_for_it_miss() {
         let [grp, grp_m, nogrp] = GOOD;
         let swapped = figures(&[[grp_m, grp, nogrp]; 6]);
-        assert!(!swapped.get("lending_vs_grp_b").unwrap().met());
+        assert!(!swapped.met("lending_vs_grp_b"));
         let slow: &[f64] = &[9.0, 9.0, 9.0, 20.0, 20.0];
         let mut rounds = [GOOD; 6];
         rounds[0] = [grp, slow, nogrp];
         let figures = figures(&rounds);
-        assert!(!figures.get("lending_vs_grp_a").unwrap().met());
-        assert!(figures.get("lending_vs_grp_b").unwrap().met());
+        assert!(!figures.met("lending_vs_grp_a"));
+        assert!(figures.met("lending_vs_grp_b"));
     }
 
     #[test]
@@ -271,7 +250,7 @@ mod tests {
         let bad: [&[f64]; 2] = [&[10.0, 10.0, 10.0, 20.0], &[10.0, 10.0, 10.0, 20.0, f64::NAN]];
         for speeds in bad {
             let figures = figures(&[GOOD, [grp, speeds, nogrp], [grp, grp_m, nogrp]]);
-            assert!(figures.get("lending_vs_grp").unwrap().value.is_nan());
+            assert!(figures.value("lending_vs_grp").is_nan());
         }
     }
 }

@@ -7,28 +7,22 @@
 //! A guest that sorts in swap is at times several times faster than at others, so the claims rest
 //! on six paired rounds. The other jobs, which have none, run once.
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
+use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::kim::jobs::{CG, Job, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::POLICIES;
-use crate::kim::trial::{Mix, ROUNDS, Trial};
-use crate::lab::LabError;
+use crate::kim::trial::{Mix, Trial};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig8",
     summary: "guests short of memory beside guests short of CPU time, under three reprovisioning policies",
-    file: file!(),
-    measures: measured::MANAGED_KIM,
+    measures: &[&[file!()], measured::MANAGED, measured::KIM],
     claims: claims! {
         "sort_demand_vs_fair" >= 1.0 => "ratio",
             "The policy `demand` serves a job that sorts better than `fair` does", "1.20";
         "sort_demand_vs_entitlement" >= 1.0 => "ratio",
             "The policy `demand` serves a job that sorts better than `entitlement` does", "1.11";
     },
-    rounds: 1,
     run,
 };
 
@@ -52,7 +46,7 @@ fn add_gains(figures: &mut Figures, trial: &Trial) {
     for against in OTHERS {
         let gains = trial.gains(SORT.name, "demand", against, |job| *job == SORT);
         let note = "speed of the guests that sort, to that under the other policy";
-        figures.add(&format!("sort_demand_vs_{against}"), Figure::of_rounds(gains, "ratio", note));
+        figures.tell_rounds(&format!("sort_demand_vs_{against}"), gains, "ratio", note);
     }
 }
 

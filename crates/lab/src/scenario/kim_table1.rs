@@ -12,31 +12,21 @@
 //! guest's only software besides the kernel is its small program, so fewer pages are the same
 //! than with a full system.
 
-use std::time::{Duration, Instant};
+use model::Dedup as Reading;
 
-use model::{Bytes, Dedup as Reading};
-
-use super::{Context, Scenario, measured};
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::progress;
+use super::prelude::*;
 use crate::merger::Merger;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-table1",
     summary: "what can be shared system-wide, within groups and within VMs, for idle, pi and graph guests",
-    file: file!(),
-    measures: &[measured::PAGES, measured::SHIM, measured::KIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::KIM],
     claims: &[],
-    rounds: 1,
     run,
 };
 
 const MEMORY: Bytes = Bytes::mib(128);
 const GUESTS_OF_GROUP: usize = 4;
-const START_LIMIT: Duration = Duration::from_secs(90);
 /// The time that the guests work before their sharing is measured.
 const WORK: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -128,23 +118,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn shared(context: &Context, mix: &Mix, together: usize) -> Result<SharedPages, LabError> {
     let guest = |number: usize| {
         let group = number / GUESTS_OF_GROUP;
-        MachineSpec {
-            seed: context.seed + number as u64,
-            shim: true,
-            ..MachineSpec::new(
-                &format!("guest-{number}"),
-                &format!("group-{group}"),
-                MEMORY,
-                MEMORY,
-                mix.work[group],
-            )
-        }
+        context
+            .guest(&format!("guest-{number}"), &format!("group-{group}"), MEMORY, mix.work[group])
+            .seeded(number as u64)
+            .with_shim(true)
     };
-    let specs: Vec<_> = (0..2 * GUESTS_OF_GROUP).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, START_LIMIT)?;
+    let mut lab = context.start((0..2 * GUESTS_OF_GROUP).map(guest))?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(WORK)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let pids = lab.pids();
     let engines = pids.chunks(together).map(|pids| Merger::start(pids, None, None));
     let engines = engines.collect::<Result<Vec<_>, _>>()?;
     let shared = until_quiet(&engines)?;

@@ -9,37 +9,22 @@
 //! counts.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use model::{Bytes, CacheReading};
+use model::CacheReading;
 use pageserver::layer;
 use pageserver::layers::cache::{Cache, Space};
 use pageserver::layers::memory::Memory;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
+use super::prelude::*;
 use crate::kim::course::{self, SharingRun};
 use crate::kim::jobs::{self, Job, PI};
 use crate::kim::setting::{BASELINE, POLICIES, Setting};
-use crate::lab::{Lab, LabError};
-use crate::random::Random;
-use crate::recording::median;
 use crate::remote_swap::{Disk, GROUP, RemoteSwap};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-table2",
     summary: "a guest that reads files, under each policy, and with a cache of what is to spare",
-    file: file!(),
-    measures: &[
-        measured::POLICY,
-        measured::DAEMON,
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::DISKS,
-        measured::KIM,
-    ],
+    measures: &[&[file!()], measured::MANAGED, measured::DISKS, measured::KIM],
     claims: claims! {
         "speed_demand_cache" >= 1.32 => "ratio",
             "A cache of the group's spare memory serves a guest that reads files", "1.32";
@@ -51,7 +36,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "The policy `entitlement` serves the guest that reads files", "1.03";
         "speed_demand" => "ratio", "The policy `demand` serves the guest that reads files", "1.06";
     },
-    rounds: 1,
     run,
 };
 
@@ -68,39 +52,29 @@ const READ_KIB: f64 = 16.0;
 const GIVEN_BACK: Bytes = Bytes::mib(1024);
 const ROUNDS: u32 = 3;
 
-/// A setting, and whether the disk has a cache under it.
-struct PolicyArm {
-    name: String,
-    setting: Setting,
-    cache: bool,
-}
-
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let plain =
-        |setting: Setting| PolicyArm { name: setting.name.to_owned(), setting, cache: false };
-    let [_, _, demand] = POLICIES;
-    let cached = PolicyArm { name: "demand_cache".to_owned(), setting: demand, cache: true };
-    let ways = [BASELINE].into_iter().chain(POLICIES).map(plain).chain([cached]);
-    let mut seen = Vec::new();
-    for way in ways {
-        context.say(&format!("{} ...", way.name));
-        let course = course(context, &way)?;
+    let [fair, entitlement, demand] = POLICIES;
+    let plain = [BASELINE, fair, entitlement, demand].map(|it| (it.name, (it, false)));
+    let arms = plain.into_iter().chain([("demand_cache", (demand, true))]);
+    let seen = Arms::once(context, &arms.collect::<Vec<_>>(), |_, (setting, has_cache)| {
+        let course = course(context, setting, *has_cache)?;
         context.say(&course.in_words());
         for (at_s, cache) in caches(&course).step_by(10) {
             let (held, may) = (cache.held.as_mib(), cache.capacity.as_mib());
             context.say(&format!("  {at_s:4.0} s: the cache holds {held:.0} of {may:.0} MiB"));
         }
-        seen.push((way.name, course));
-    }
+        Ok(course)
+    })?;
     let mut figures = context.figures(SCENARIO.name, 1);
     add_figures(&mut figures, &seen);
     let times = (0..ROUNDS).map(|_| give_back_ms()).collect::<Result<Vec<_>, _>>()?;
     let note = format!("for the cache to give back 1 GiB, median of {ROUNDS} times");
-    figures.add("give_back_ms", Figure::new(median(times), "ms", note));
+    figures.tell("give_back_ms", median(times), "ms", note);
     Ok(figures)
 }
 
-fn course(context: &Context, way: &PolicyArm) -> Result<SharingRun, LabError> {
+/// `has_cache`: whether the disk has a cache under it.
+fn course(context: &Context, setting: &Setting, has_cache: bool) -> Result<SharingRun, LabError> {
     let dir = context.dir.with_extension("disk");
     std::fs::create_dir_all(&dir)?;
     std::fs::write(RemoteSwap::file(&dir), content(context.seed))?;
@@ -108,13 +82,13 @@ fn course(context: &Context, way: &PolicyArm) -> Result<SharingRun, LabError> {
     else {
         return Err(std::io::Error::other("no guests").into());
     };
-    let disk = Disk { size: FILE, read_delay_us: READ_US, lent: Bytes::ZERO, cache: way.cache };
+    let disk = Disk { size: FILE, read_delay_us: READ_US, lent: Bytes::ZERO, cache: has_cache };
     let served = RemoteSwap::start(&dir, &fio.name, disk)?;
     let mut mix = vec![served.given_as_data(fio.clone())];
     mix.extend_from_slice(others);
-    let lab = Lab::start(&context.dir, &context.provisions, &mix)?;
+    let lab = context.start(mix)?;
     served.make_known(&lab)?;
-    let course = course::follow(lab, &way.setting, WARM_UP, WINDOW)?;
+    let course = course::follow(lab, setting, WARM_UP, WINDOW)?;
     served.end()?;
     Ok(course)
 }
@@ -126,39 +100,26 @@ fn content(seed: u64) -> Vec<u8> {
     words.collect()
 }
 
-fn add_figures(figures: &mut Figures, seen: &[(String, SharingRun)]) {
-    let speed = |name: &str| {
-        let found = seen.iter().find(|(known, _)| known == name);
-        found.map_or(f64::NAN, |(_, course)| course.speeds[0])
-    };
-    let paper = [
-        ("fair", "1.22 (Kim 2014, Table 2)"),
-        ("entitlement", "1.03"),
-        ("demand", "1.06"),
-        ("demand_cache", "1.32"),
-    ];
-    for (name, paper) in paper {
+fn add_figures(figures: &mut Figures, seen: &Arms<SharingRun>) {
+    let speed = |name: &str| seen.number(name, |course| course.speed(0));
+    for name in ["fair", "entitlement", "demand", "demand_cache"] {
         let note =
             format!("{:.0} KB/s, to {:.0}", speed(name) * READ_KIB, speed("baseline") * READ_KIB);
-        let mut figure = Figure::new(speed(name) / speed("baseline"), "ratio", note).paper(paper);
-        if name == "demand_cache" {
-            figure = figure.target(Target::AtLeast(1.32));
-        }
-        figures.add(&format!("speed_{name}"), figure);
+        let ratio = speed(name) / speed("baseline");
+        figures.tell(&format!("speed_{name}"), ratio, "ratio", note);
     }
     let note = "speed of the guest that reads: demand and cache, to fair";
-    figures.add("cache_vs_fair", Figure::new(speed("demand_cache") / speed("fair"), "ratio", note));
-    let caches: Vec<_> = seen.last().into_iter().flat_map(|(_, course)| caches(course)).collect();
+    figures.tell("cache_vs_fair", speed("demand_cache") / speed("fair"), "ratio", note);
+    let caches: Vec<_> = seen.of("demand_cache").flat_map(caches).collect();
     let in_window = caches.iter().find(|(at_s, _)| *at_s >= WARM_UP.as_secs_f64());
     if let (Some((_, first)), Some((_, last))) = (in_window, caches.last()) {
         let note = "that the cache held when the window began, and at its end";
         let note = format!("{note}: {:.0}", last.held.as_mib());
-        figures.add("cache_held", Figure::new(first.held.as_mib(), "MiB", note));
+        figures.tell("cache_held", first.held.as_mib(), "MiB", note);
         let (hits, misses) = (last.hits - first.hits, last.misses - first.misses);
-        #[expect(clippy::cast_precision_loss, reason = "a share")]
         let hits = hits as f64 / (hits + misses).max(1) as f64;
         let note = "of the pages that the guest read from its disk in the window, in the cache";
-        figures.add("cache_hits", Figure::new(hits, "ratio", note));
+        figures.tell("cache_hits", hits, "ratio", note);
     }
 }
 

@@ -7,22 +7,16 @@
 //!
 //! An experiment without a result has no figure, and so misses its target.
 
-use std::time::Duration;
-
 use serde_json::Value;
 
-use super::{Context, Scenario, measured};
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::LabError;
+use super::prelude::*;
 use crate::virtual_host::{HostError, NEWEST, VirtualHost};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kvm-host",
     summary: "guests under KVM on Linux 6.1, 6.12 and the newest (emulated) keep every byte",
-    file: file!(),
-    measures: &[measured::SHIM, measured::SYS, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::SYS, measured::WORKER],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -105,9 +99,9 @@ fn add_checks(figures: &mut Figures, kernel: &str) -> Result<(), LabError> {
         false => format!("it lacks {}", lacks.join(", ")),
     };
     let name = |what: &str| format!("{kernel}_{what}");
-    figures.add(&name("has"), Figure::new(has.len() as f64, "count", has.join(", ")));
+    figures.tell(&name("has"), has.len() as f64, "count", has.join(", "));
     let lacking = if has.is_empty() { f64::NAN } else { lacks.len() as f64 };
-    figures.add(&name("lacks"), Figure::new(lacking, "count", note).target(Target::Equals(0.0)));
+    figures.check(&name("lacks"), lacking, "count", note, Target::Equals(0.0));
     Ok(())
 }
 
@@ -118,14 +112,14 @@ fn add_experiment(figures: &mut Figures, kernel: &str, experiment: &str, said: &
     }
     let name = |what: &str| format!("{kernel}_{}_{what}", experiment.replace('-', "_"));
     let bad_bytes = result.bad_bytes.unwrap_or(f64::NAN);
-    let figure = Figure::new(bad_bytes, "B", "wrong bytes that its guests found");
-    figures.add(&name("bad_bytes"), figure.target(Target::Equals(0.0)));
+    let note = "wrong bytes that its guests found";
+    figures.check(&name("bad_bytes"), bad_bytes, "B", note, Target::Equals(0.0));
     // Times in a virtual host mean nothing, and some targets are times.
     let note = match result.missed.is_empty() {
         true => "of its other targets".to_owned(),
         false => result.missed.join(", "),
     };
-    figures.add(&name("missed"), Figure::new(result.missed.len() as f64, "count", note));
+    figures.tell(&name("missed"), result.missed.len() as f64, "count", note);
 }
 
 /// The result of an experiment in a virtual host.

@@ -10,30 +10,21 @@
 //!
 //! No memory beyond the limit is touched: memory that is not resident is not revoked either.
 
-use std::time::{Duration, Instant};
-
 use protocol::layout::Counter;
 use protocol::{MAX_REVOKE, Request, Tracking, most_revoked};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::LabError;
-use crate::meb::pairs::Median;
+use super::prelude::*;
 use crate::program::Program;
 use crate::stress::link::{LinkError, StressLink};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "let-go",
     summary: "how long QEMU's threads wait for all of 16 GiB to be in its place",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "wait_ms_max" <= 100.0 => "ms",
             "QEMU's threads wait little until 16 GiB that are tracked are in their places";
     },
-    rounds: 1,
     run,
 };
 
@@ -52,11 +43,11 @@ fn run(context: &Context) -> Result<Figures, LabError> {
                 "median, {low:.1} to {high:.1}, the program's own call included; {} MiB were out of reach",
                 waits.mib
             );
-            figures.add(&format!("{call}_{of_size}_ms"), Figure::new(value, "ms", note));
+            figures.tell(&format!("{call}_{of_size}_ms"), value, "ms", note);
         }
     }
     let note = format!("the longest of {} as the shim counted them", 4 * ROUNDS);
-    figures.add("wait_ms_max", Figure::new(longest_ms, "ms", note));
+    figures.tell("wait_ms_max", longest_ms, "ms", note);
     Ok(figures)
 }
 

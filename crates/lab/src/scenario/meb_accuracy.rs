@@ -20,33 +20,27 @@
 //! Left out: the accuracy for a guest at full speed. The tracer slows memory accesses down
 //! several times, so the patterns are the workloads' own but sparser in time.
 
-use std::time::Duration;
-
-use model::Bytes;
 use pages::curve::{MissRatioCurve, Point};
 use serde_json::{Value, json};
-use sys::memory_of::{Counters, Overhead};
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::{Page, save};
+use super::prelude::*;
+use crate::meb::modes;
+use crate::meb::page::save;
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, MEMORY, SIDE_BY_SIDE, Workload};
-use crate::meb::{modes, progress};
-use crate::recording::Extremes;
 use crate::truth::{Definition, Truth};
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-accuracy",
     summary: "working sets and miss-ratio curves of ten workloads against every access they made",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TRACER, measured::MEB],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::TRACER,
+        measured::MEB,
+    ],
     claims: claims! {
         "wss_accuracy_mean" >= 0.952 => "ratio",
             "The working set of ten workloads is known, against an exact trace of the same run",
@@ -56,7 +50,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "mrc_mae_out" <= 0.03 => "ratio",
             "The curve is that of all memory while half of it is paged out";
     },
-    rounds: 1,
     run,
 };
 
@@ -96,8 +89,6 @@ impl AccuracySource {
     }
 }
 
-/// Filling memory takes long when every access is recorded.
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Some time constants of the ageing.
 const WARM_UP: Duration = Duration::from_secs(30);
 /// The workloads that also run with half of their memory out.
@@ -205,12 +196,11 @@ fn compare(
         traced: true,
         ..source.guest(workload, place, context.seed)
     };
-    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(traced).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(workloads.iter().enumerate().map(traced))?;
     let track = |machine: &Machine| source.watch(machine, EVERY);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     if is_out {
         page_half_out(&lab, &watches)?;
     }
@@ -226,9 +216,7 @@ fn compare(
     let mut rows = Vec::new();
     for (place, watch) in watches.into_iter().enumerate() {
         let (machine, record) = (&lab.machines()[place], watch.stop()?);
-        if !machine.alive() {
-            return Err(machine.death());
-        }
+        machine.ensure_alive()?;
         let moments = moments(machine, &record, from_us, source)?;
         let shares = record.seen.iter().map(|seen| seen.tracking.cost.vcpu_share);
         let vcpu_share = shares.largest();
@@ -246,14 +234,14 @@ fn compare(
 fn page_half_out(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
     let mut halves = Vec::new();
     for (machine, watch) in lab.machines().iter().zip(watches) {
-        let Overhead { own, guest, .. } = overhead(machine)?;
+        let Overhead { own, guest, .. } = machine.overhead()?;
         watch.hold(guest.percent(50), own);
         halves.push(guest.percent(50));
     }
     let waited = lab.wait_for("half of the guests' memory to be paged out", OUT_LIMIT, |lab| {
         let mut is_out = true;
         for (machine, half) in lab.machines().iter().zip(&halves) {
-            is_out &= overhead(machine)?.guest <= half.plus(Bytes::mib(8));
+            is_out &= machine.overhead()?.guest <= half.plus(Bytes::mib(8));
         }
         Ok(is_out)
     });
@@ -263,15 +251,10 @@ fn page_half_out(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
     }
 }
 
-fn overhead(machine: &Machine) -> Result<Overhead, LabError> {
-    let pid = machine.process().pid;
-    Ok(Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?)
-}
-
 /// The share of a guest's memory that is paged out now.
 fn out_share(machine: &Machine) -> Result<f64, LabError> {
-    let out = Counters::of(machine.process().pid).map_err(std::io::Error::other)?.swapped.as_mib();
-    Ok(out / (out + overhead(machine)?.guest.as_mib()))
+    let out = Counters::of(machine.process().pid)?.swapped.as_mib();
+    Ok(out / (out + machine.overhead()?.guest.as_mib()))
 }
 
 fn moments(
@@ -365,11 +348,6 @@ impl Row {
     }
 }
 
-pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
-}
-
 fn figures(context: &Context, rows: &[Row]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     add_all(&mut figures, rows);
@@ -391,27 +369,14 @@ pub(super) fn add_all(figures: &mut Figures, rows: &[Row]) {
             ),
         ),
     );
-    figures.add("wss_accuracy_min", Figure::new(least, "ratio", "the least accurate workload"));
-    figures.add(
-        "wss_accuracy_1s",
-        Figure::new(
-            mean(rows.iter().map(Row::accuracy_of_moments)),
-            "ratio",
-            "the same for one moment in every second instead of means of 5 s",
-        ),
-    );
-    figures.add(
-        "mrc_mae",
-        Figure::new(
-            mean(rows.iter().map(Row::curve_error)),
-            "ratio",
-            "mean absolute error of the miss-ratio curve over all sizes up to the allocation",
-        ),
-    );
+    figures.tell("wss_accuracy_min", least, "ratio", "the least accurate workload");
+    let note = "the same for one moment in every second instead of means of 5 s";
+    figures.tell("wss_accuracy_1s", mean(rows.iter().map(Row::accuracy_of_moments)), "ratio", note);
+    let note = "mean absolute error of the miss-ratio curve over all sizes up to the allocation";
+    figures.tell("mrc_mae", mean(rows.iter().map(Row::curve_error)), "ratio", note);
     for row in rows {
         let name = row.name;
-        let figure = Figure::new(row.accuracy(), "ratio", row.words());
-        figures.add(&format!("wss_accuracy_{name}"), figure);
+        figures.tell(&format!("wss_accuracy_{name}"), row.accuracy(), "ratio", row.words());
         let figure = Figure::new(row.curve_error(), "ratio", "of that workload's curve");
         figures.add(&format!("mrc_mae_{name}"), figure);
     }
@@ -425,14 +390,12 @@ pub(super) fn add_out(figures: &mut Figures, rows: &[Row]) {
         share * 100.0,
         rows.len()
     );
-    figures.add("mrc_mae_out", Figure::new(mean(rows.iter().map(Row::curve_error)), "ratio", note));
+    figures.tell("mrc_mae_out", mean(rows.iter().map(Row::curve_error)), "ratio", note);
     let half = Target::AtLeast(0.45);
-    let figure = Figure::new(share, "ratio", "what of it is paged out, in the mean");
-    figures.add("out_share", figure.target(half));
+    figures.check("out_share", share, "ratio", "what of it is paged out, in the mean", half);
     for row in rows {
         let note = format!("of that workload's curve, {:.0} % out", row.out_share * 100.0);
-        let figure = Figure::new(row.curve_error(), "ratio", note);
-        figures.add(&format!("mrc_mae_out_{}", row.name), figure);
+        figures.tell(&format!("mrc_mae_out_{}", row.name), row.curve_error(), "ratio", note);
         let figure = Figure::new(row.accuracy(), "ratio", row.words());
         figures.add(&format!("wss_accuracy_out_{}", row.name), figure);
     }
@@ -452,14 +415,12 @@ pub(super) fn page(rows: &[Row]) -> Page {
             estimated.push((at_s, mib(moment.size.estimated)));
         }
     }
-    let line = |name: &str, points| Line { name: name.to_owned(), points };
+    let line = |name: &str, points: Vec<_>| Line::new(name, points);
     let lines = vec![line("exact", exact), line("estimated", estimated)];
-    let mut page = Page::default();
-    page.add(
+    Page::of(
         "Working set, workload after workload",
         Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks },
-    );
-    page
+    )
 }
 
 #[cfg(test)]

@@ -15,15 +15,8 @@
 //! that no program reads. A guest's need is the memory that it holds when it misses nothing: some
 //! 70 MB more than its programs' data. Memory moves for longer before the measurement begins.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::Figures;
-use crate::lab::LabError;
-use crate::meb::balancing::{Member, Table};
+use super::prelude::*;
+use crate::meb::balancing::{Member, ROUNDS, Table};
 
 /// The claims of a table: its own, and those that all have.
 macro_rules! table_claims {
@@ -43,8 +36,7 @@ macro_rules! table_claims {
 pub(super) const TABLE_3: Scenario = Scenario {
     name: "meb-table3",
     summary: "memory balanced between a guest that needs the CPU and one that needs memory",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_suite" => "ratio",
             "The programs do this part of their work with enough memory", "0.95 to 0.98";
@@ -57,14 +49,12 @@ pub(super) const TABLE_3: Scenario = Scenario {
         "speedup_pi" => "ratio", "The guest that needs the CPU only loses little", "1.00";
         "reversals_per_hour" => "count", "Memory goes not to and fro";
     },
-    rounds: 1,
-    run: |context| table_3(context),
+    run: |context| measure(context, "meb-table3", &GUESTS_3),
 };
 pub(super) const TABLE_4: Scenario = Scenario {
     name: "meb-table4",
     summary: "memory balanced between two guests that run the same programs in opposite order",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "speedup_suite" => "ratio", "The first of them is faster", "3.02";
         "speedup_reversed" => "ratio", "The second of them is faster", "3.19";
@@ -76,14 +66,12 @@ pub(super) const TABLE_4: Scenario = Scenario {
             "They are faster than with fixed memory on the same swap, too", "3.1";
         "qos_mean" >= 0.83 => "ratio", "They do nearly as much as with enough memory", "0.83";
     },
-    rounds: 1,
-    run: |context| table_4(context),
+    run: |context| measure(context, "meb-table4", &GUESTS_4),
 };
 pub(super) const TABLE_5: Scenario = Scenario {
     name: "meb-table5",
     summary: "memory balanced between PageRank that lacks memory and k-means that does not",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_data" => "ratio", "K-means does this part of its work with enough memory", "0.95";
         "qos_graph" >= 0.95 => "ratio",
@@ -96,14 +84,12 @@ pub(super) const TABLE_5: Scenario = Scenario {
         "speedup_zram_graph" => "ratio",
             "It is faster, by this factor, than with fixed memory on the same swap", "9.3";
     },
-    rounds: 1,
-    run: |context| table_5(context),
+    run: |context| measure(context, "meb-table5", &GUESTS_5),
 };
 pub(super) const TABLE_6: Scenario = Scenario {
     name: "meb-table6",
     summary: "memory balanced between two PageRanks that do not both fit, one of which begins later",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_first" => "ratio", "The first does this part of its work with enough memory", "0.98";
         "qos_second" => "ratio", "The second does this part of it", "0.85";
@@ -115,14 +101,12 @@ pub(super) const TABLE_6: Scenario = Scenario {
             "The first is faster, by this factor, than with fixed memory on the same swap", "9.4";
         "speedup_zram_second" => "ratio", "The second one is faster by this factor", "8.1";
     },
-    rounds: 1,
-    run: |context| table_6(context),
+    run: |context| measure(context, "meb-table6", &GUESTS_6),
 };
 pub(super) const TABLE_7: Scenario = Scenario {
     name: "meb-table7",
     summary: "memory balanced between four guests of different kinds",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "speedup_graph" => "ratio", "PageRank is faster than with fixed memory", "20.2";
         "speedup_suite" => "ratio", "The suite loses little", "0.99";
@@ -135,14 +119,12 @@ pub(super) const TABLE_7: Scenario = Scenario {
         "qos_min" >= 0.92 => "ratio",
             "Each of them does nearly as much as with enough memory", "0.93";
     },
-    rounds: 1,
-    run: |context| table_7(context),
+    run: |context| measure(context, "meb-table7", &GUESTS_7),
 };
 pub(super) const TABLE_8: Scenario = Scenario {
     name: "meb-table8",
     summary: "memory balanced between sixteen guests that together want 16 % more than there is",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: table_claims! {
         "qos_mean" >= 0.92 => "ratio",
             "Sixteen guests that together need 16 % more than there is do nearly as much as with \
@@ -152,27 +134,22 @@ pub(super) const TABLE_8: Scenario = Scenario {
         "speedup_zram_mean" >= 4.54 => "ratio",
             "They are faster than with fixed memory on the same swap, too", "4.54";
     },
-    rounds: 1,
-    run: |context| table_8(context),
+    run: |context| measure(context, "meb-table8", &GUESTS_8),
 };
 pub(super) const OSCILLATION: Scenario = Scenario {
     name: "meb-oscillation",
     summary: "two guests that want each other's memory in turn: balance does not chase them",
-    file: file!(),
-    measures: measured::MANAGED_MEB,
+    measures: &[&[file!()], measured::MANAGED, measured::MEB],
     claims: claims! {
         "reversals_per_hour" <= 30.0 => "count",
             "Two guests that want each other's memory in turn, every 20 s, are not chased (15 \
              minutes)";
         "moves_per_hour_later" <= 300.0 => "count", "They are left alone more and more";
     },
-    rounds: 1,
-    run: |context| oscillation(context),
+    run: |context| SWINGING.moves(context, context.figures("meb-oscillation", 1)),
 };
 
 const LOW: Bytes = Bytes::mib(100);
-const ROUNDS: u32 = 3;
-const MINUTE: Duration = Duration::from_secs(60);
 /// Somewhat longer than memory takes to move.
 const WARM_UP: Duration = Duration::from_secs(40);
 
@@ -186,7 +163,7 @@ const fn member(name: &'static str, command: &'static str, initial: u64, high: u
 }
 
 const fn table(members: &'static [Member]) -> Table {
-    Table { members, low: LOW, swap_iops: 3_000, warm_up: WARM_UP, window: MINUTE, rounds: ROUNDS }
+    Table { members, low: LOW, warm_up: WARM_UP, window: Duration::from_secs(60) }
 }
 
 /// For workloads of several programs, one after the other: all of them count, from the first.
@@ -194,51 +171,41 @@ const fn long_table(members: &'static [Member]) -> Table {
     Table { warm_up: Duration::ZERO, window: Duration::from_secs(120), ..table(members) }
 }
 
-fn table_3(context: &Context) -> Result<Figures, LabError> {
-    const GUESTS: [Member; 2] =
-        [member("suite", "suite --mb 380", 300, 500), member("pi", "pi", 300, 500)];
-    measure(context, TABLE_3.name, &long_table(&GUESTS))
-}
+const GUESTS_3: Table =
+    long_table(&[member("suite", "suite --mb 380", 300, 500), member("pi", "pi", 300, 500)]);
 
 /// Each suite runs once, as in the paper; a suite that does not finish is slow enough for a
 /// figure.
-fn table_4(context: &Context) -> Result<Figures, LabError> {
-    const BEGINNING: Duration = Duration::from_secs(30);
-    const LIMIT: Duration = Duration::from_secs(240);
-    const GUESTS: [Member; 2] = [
+const GUESTS_4: Table = Table {
+    warm_up: Duration::from_secs(30),
+    window: Duration::from_secs(240),
+    ..table(&[
         member("suite", "suite --mb 380 --once --after 30", 300, 500),
         member("reversed", "suite --mb 380 --once --after 30 --reversed", 300, 500),
-    ];
-    let table = Table { warm_up: BEGINNING, window: LIMIT, ..table(&GUESTS) };
-    measure(context, TABLE_4.name, &table)
-}
+    ])
+};
 
-fn table_5(context: &Context) -> Result<Figures, LabError> {
-    const GUESTS: [Member; 2] =
-        [member("graph", "graph --mb 295", 360, 500), member("data", "data --mb 220", 360, 500)];
-    measure(context, TABLE_5.name, &table(&GUESTS))
-}
+const GUESTS_5: Table = table(&[
+    member("graph", "graph --mb 295", 360, 500),
+    member("data", "data --mb 220", 360, 500),
+]);
 
-fn table_6(context: &Context) -> Result<Figures, LabError> {
-    const GUESTS: [Member; 2] = [
-        member("first", "graph --mb 310", 360, 500),
-        member("second", "graph --mb 310 --after 30", 360, 500),
-    ];
-    measure(context, TABLE_6.name, &table(&GUESTS))
-}
+const GUESTS_6: Table = table(&[
+    member("first", "graph --mb 310", 360, 500),
+    member("second", "graph --mb 310 --after 30", 360, 500),
+]);
 
-fn table_7(context: &Context) -> Result<Figures, LabError> {
-    const GUESTS: [Member; 4] = [
-        member("graph", "graph --mb 320", 256, 512),
-        member("suite", "suite --mb 80", 256, 512),
-        member("random", "random-array --mb 240", 256, 512),
-        member("pi", "pi", 256, 512),
-    ];
-    measure(context, TABLE_7.name, &table(&GUESTS))
-}
+const GUESTS_7: Table = table(&[
+    member("graph", "graph --mb 320", 256, 512),
+    member("suite", "suite --mb 80", 256, 512),
+    member("random", "random-array --mb 240", 256, 512),
+    member("pi", "pi", 256, 512),
+]);
 
-fn table_8(context: &Context) -> Result<Figures, LabError> {
-    const GUESTS: [Member; 16] = [
+const GUESTS_8: Table = Table {
+    low: Bytes::mib(80),
+    warm_up: Duration::from_secs(120),
+    ..table(&[
         member("graph-1250", "graph --mb 156 --properties 112 --rate 200000", 190, 286),
         member("graph-1500", "graph --mb 188 --properties 112 --rate 200000", 190, 286),
         member("graph-1750", "graph --mb 219 --properties 112 --rate 200000", 254, 350),
@@ -255,24 +222,21 @@ fn table_8(context: &Context) -> Result<Figures, LabError> {
         member("zeusmp", "scan --mb 91 --rate 10000", 126, 222),
         member("cactus", "kv --mb 87 --rate 1500", 126, 222),
         member("gems", "phases --mb 103 --parts 4 --length 20 --rate 50000", 190, 222),
-    ];
-    let table = Table { low: Bytes::mib(80), warm_up: 2 * MINUTE, ..table(&GUESTS) };
-    measure(context, TABLE_8.name, &table)
-}
+    ])
+};
 
 /// Long enough for the pauses after mistakes to grow to minutes.
-fn oscillation(context: &Context) -> Result<Figures, LabError> {
-    const GUESTS: [Member; 2] = [
+const SWINGING: Table = Table {
+    window: Duration::from_secs(15 * 60),
+    ..long_table(&[
         member("up", "random-array --phases 60:20+300:20", 256, 500),
         member("down", "random-array --phases 300:20+60:20", 256, 500),
-    ];
-    let table = Table { window: 15 * MINUTE, rounds: 1, ..long_table(&GUESTS) };
-    table.moves(context, context.figures(OSCILLATION.name, table.rounds))
-}
+    ])
+};
 
 fn measure(context: &Context, name: &str, table: &Table) -> Result<Figures, LabError> {
     let outcome = table.run(context)?;
-    let mut figures = context.figures(name, table.rounds);
+    let mut figures = context.figures(name, ROUNDS);
     outcome.add_speeds(&mut figures);
     outcome.add_misses(&mut figures);
     Ok(figures)

@@ -11,40 +11,30 @@
 //! The traces are written next to the page (`meb-imt-<workload>.csv`).
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use pages::phase::{Judgement, Replay, Sample, replay};
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::{self, Page};
+use super::prelude::*;
+use crate::meb::modes;
+use crate::meb::page;
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload};
-use crate::meb::{modes, progress};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-imt",
     summary: "intermittent tracking replayed over recorded traces: how often on, and how wrong",
-    file: file!(),
-    measures: &[measured::PAGES, measured::MEB],
+    measures: &[&[file!()], measured::PAGES, measured::MEB],
     claims: claims! {
         "up_ratio" <= 0.143 => "ratio",
             "Phase detection keeps tracking off most of the time", "0.143";
         "mre" <= 0.042 => "ratio", "Phase detection is little wrong meanwhile", "0.042";
     },
-    rounds: 1,
     run,
 };
 
 /// The paper's fixed thresholds with its results: up ratio and error, in percent.
 const FIXED: [(f64, &str, &str); 4] =
     [(0.05, "37.3", "4.0"), (0.10, "25.1", "8.0"), (0.20, "17.0", "9.4"), (0.30, "14.8", "11.7")];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(15);
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Samples of the working set in an interval.
@@ -76,19 +66,16 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabError> {
     let guest =
         |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
-    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(workloads.iter().enumerate().map(guest))?;
     let track =
         |m: &Machine| Watch::start(m.process().pid, modes::always_on(), &[], INTERVAL / LOOKS);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     interrupt::sleep(SETTLE)?;
     let from_us = watch::now_us();
     interrupt::sleep(INTERVAL * LENGTH)?;
-    if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
-        return Err(dead.death());
-    }
+    lab.ensure_alive()?;
     let mut traces = Vec::new();
     for (workload, watch) in workloads.iter().zip(watches) {
         let samples = samples(&watch.stop()?, from_us);
@@ -124,7 +111,7 @@ impl Trace {
 /// Means over the traces: up ratio and error. Without a trace both are NaN.
 fn means(traces: &[Trace], judgement: Judgement) -> (f64, f64) {
     let all: Vec<Replay> = traces.iter().map(|trace| replay(judgement, &trace.samples)).collect();
-    let mean = |of: fn(&Replay) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
+    let mean = |of: fn(&Replay) -> f64| mean(all.iter().map(of));
     (mean(|replay| replay.up_ratio), mean(|replay| replay.mean_relative_error))
 }
 
@@ -133,21 +120,14 @@ fn figures(context: &Context, traces: &[Trace]) -> Figures {
     let shortest = traces.iter().map(|trace| trace.samples.len()).min().unwrap_or(0);
     let (up, error) = means(traces, Judgement::Anchored);
     let note = format!("share of {} intervals in which tracking is on, as shipped", LENGTH);
-    figures.add("up_ratio", Figure::new(up, "ratio", note));
-    figures.add(
-        "mre",
-        Figure::new(error, "ratio", "mean of |working set gone by - recorded| / recorded"),
-    );
-    figures.add(
-        "samples_min",
-        Figure::new(shortest as f64, "count", "seconds in the shortest trace")
-            .target(Target::AtLeast(f64::from(LENGTH) * 0.8)),
-    );
+    figures.tell("up_ratio", up, "ratio", note);
+    figures.tell("mre", error, "ratio", "mean of |working set gone by - recorded| / recorded");
+    let least = Target::AtLeast(f64::from(LENGTH) * 0.8);
+    let note = "seconds in the shortest trace";
+    figures.check("samples_min", shortest as f64, "count", note, least);
     let (up, error) = means(traces, Judgement::Adaptive);
-    figures.add(
-        "up_ratio_adaptive",
-        Figure::new(up, "ratio", "the paper's adaptive way").paper("0.143"),
-    );
+    let figure = Figure::new(up, "ratio", "the paper's adaptive way");
+    figures.add("up_ratio_adaptive", figure.paper("0.143"));
     figures.add("mre_adaptive", Figure::new(error, "ratio", "the same").paper("0.042"));
     for (threshold, paper_up, paper_error) in FIXED {
         let (up, error) = means(traces, Judgement::Fixed(threshold));
@@ -164,7 +144,7 @@ fn figures(context: &Context, traces: &[Trace]) -> Figures {
         let note =
             format!("error {:.3}, over {} s", replay.mean_relative_error, trace.samples.len());
         let name = format!("up_ratio_{}", trace.workload);
-        figures.add(&name, Figure::new(replay.up_ratio, "ratio", note));
+        figures.tell(&name, replay.up_ratio, "ratio", note);
     }
     figures
 }
@@ -180,13 +160,13 @@ fn page(traces: &[Trace]) -> Page {
         let gone_by = replay.intervals.iter().enumerate().map(|(s, x)| (at(s), mib(x.1)));
         let on = replay.intervals.iter().enumerate();
         let on = on.map(|(s, x)| (at(s), if x.0 { 10.0 } else { 0.0 }));
-        let line = |name: &str, points| Line { name: name.to_owned(), points };
+        let line = |name: &str, points: Vec<_>| Line::new(name, points);
         let lines = vec![
             line("recorded", recorded.collect()),
             line("gone by", gone_by.collect()),
             line("on", on.collect()),
         ];
-        let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: vec![] };
+        let chart = Chart::linear("MiB", "seconds", lines);
         page.add(trace.workload, chart);
     }
     page

@@ -27,28 +27,16 @@
 //! The guests' speed without tracking after all ways, compared with their speed before all ways,
 //! does (`huge_pages_lost`).
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
+use super::prelude::*;
 use crate::meb::modes::{self, CHANGE, Instrument, ModeArm, Schedule};
-use crate::meb::page::Page;
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
 use crate::meb::taken::{Account, Moment, Taken};
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload, cpu_of};
-use crate::recording::Extremes;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-overhead",
     summary: "what seven ways to track take from eight workloads, the product's way among them",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
     claims: claims! {
         "overhead_budget_max" <= 0.01 => "ratio",
             "Tracking costs each workload at most its budget, the worker and the shim included";
@@ -59,14 +47,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "out_of_order" == 0.0 => "count",
             "Each refinement of the paper's costs less than the one before it";
     },
-    rounds: 1,
     run,
 };
 
 /// Granules of 8 KiB: as many tags in 256 MB as the paper has in 4 GB.
 const GRANULE_PAGES: u32 = 2;
 const WORKLOADS: usize = 8;
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Lines without tracking before all ways and after them.
 const AROUND: usize = 10;
 
@@ -106,9 +92,8 @@ fn measure(
 ) -> Result<Vec<f64>, LabError> {
     let guest =
         |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
-    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let mut lab = context.start(workloads.iter().enumerate().map(guest))?;
+    progress::wait_until_working(&lab)?;
     let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
     let mut bench = Bench::start(&lab)?;
     for way in modes::all(GRANULE_PAGES) {
@@ -224,9 +209,7 @@ fn unmade_updates(record: &Record) -> f64 {
 impl Cell {
     fn new(workload: &'static str, way: &ModeArm, measured: &Measured) -> Self {
         let records = &measured.records;
-        let mean = |of: &dyn Fn(&Record) -> f64| {
-            records.iter().map(of).sum::<f64>() / records.len() as f64
-        };
+        let mean = |of: &dyn Fn(&Record) -> f64| mean(records.iter().map(of));
         let shares = records.iter().flat_map(|record| &record.seen);
         let taken = Taken::of(&measured.with, &measured.without);
         let speed = measured.pairs.overhead();
@@ -268,11 +251,8 @@ impl Cell {
 fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let of = |way: &'static str| cells.iter().filter(move |cell| cell.way == way);
-    let mean_of = |way, value: &dyn Fn(&Cell) -> f64| {
-        let (sum, count) = of(way).fold((0.0, 0.0), |(s, n), c| (s + value(c), n + 1.0));
-        sum / count
-    };
-    let mean = |way| mean_of(way, &|cell| cell.overhead);
+    let mean_of = |way, value: &dyn Fn(&Cell) -> f64| mean(of(way).map(value));
+    let mean_overhead = |way| mean_of(way, &|cell| cell.overhead);
     let ways = modes::all(GRANULE_PAGES);
     for way in ways.iter().filter(|way| way.paper.is_some()) {
         let note = format!(
@@ -280,39 +260,33 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
             of(way.name).count(),
             mean_of(way.name, &|cell| cell.speed.value) * 100.0
         );
-        let figure =
-            Figure::new(mean(way.name), "ratio", note).paper(way.paper.unwrap_or_default());
+        let figure = Figure::new(mean_overhead(way.name), "ratio", note)
+            .paper(way.paper.unwrap_or_default());
         figures.add(&format!("overhead_{}", way.name), figure);
     }
     let worst = of("budget").max_by(|a, b| a.overhead.total_cmp(&b.overhead));
     let (value, note) = worst.map_or((f64::NAN, ""), |cell| (cell.overhead, cell.workload));
     let note = format!("the dearest workload, {note}, by the clock");
-    figures.add("overhead_budget_max", Figure::new(value, "ratio", note));
-    figures.add("overhead_budget", Figure::new(mean("budget"), "ratio", "mean of the workloads"));
+    figures.tell("overhead_budget_max", value, "ratio", note);
+    figures.tell("overhead_budget", mean_overhead("budget"), "ratio", "mean of the workloads");
     let speed = Median::of(of("budget").flat_map(|cell| cell.pairs.overheads()).collect());
     let note = format!(
         "rate without / rate with - 1, median of all workloads' pairs: {}",
         speed.interval_percent()
     );
-    figures.add("overhead_budget_by_speed", Figure::new(speed.value, "ratio", note));
-    let order: Vec<f64> = ways.iter().filter(|w| w.paper.is_some()).map(|w| mean(w.name)).collect();
+    figures.tell("overhead_budget_by_speed", speed.value, "ratio", note);
+    let order: Vec<f64> =
+        ways.iter().filter(|w| w.paper.is_some()).map(|w| mean_overhead(w.name)).collect();
     let wrong = order.windows(2).filter(|pair| pair[0] <= pair[1]).count();
-    figures.add(
-        "out_of_order",
-        Figure::new(
-            wrong as f64,
-            "count",
-            "neighbours in the paper's order of which the latter is dearer",
-        ),
-    );
+    let note = "neighbours in the paper's order of which the latter is dearer";
+    figures.tell("out_of_order", wrong as f64, "count", note);
     let note = "mean over the workloads of rate before any tracking / rate without tracking at the end of all \
                 ways - 1: what moving pieces out of huge pages leaves behind, as guests run on small pages \
                 until the kernel's khugepaged has mended them";
-    let mean_lost = lost.iter().sum::<f64>() / lost.len() as f64;
-    figures.add("huge_pages_lost", Figure::new(mean_lost, "ratio", note));
+    figures.tell("huge_pages_lost", mean(lost.iter().copied()), "ratio", note);
     for cell in cells {
         let name = format!("overhead_{}_{}", cell.way, cell.workload);
-        figures.add(&name, Figure::new(cell.overhead, "ratio", cell.words()));
+        figures.tell(&name, cell.overhead, "ratio", cell.words());
     }
     figures
 }
@@ -320,17 +294,17 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
 /// Normalised execution times, as in Table I.
 fn page(cells: &[Cell]) -> Page {
     let workloads: Vec<&str> = ALL[..WORKLOADS].iter().map(|workload| workload.name).collect();
-    let line = |way: &ModeArm| Line {
-        name: way.name.to_owned(),
-        points: cells
-            .iter()
-            .filter(|cell| cell.way == way.name)
-            .zip(0_u32..)
-            .map(|(cell, place)| (f64::from(place), (1.0 + cell.overhead).max(1.0)))
-            .collect(),
+    let line = |way: &ModeArm| {
+        Line::new(
+            way.name,
+            cells
+                .iter()
+                .filter(|cell| cell.way == way.name)
+                .zip(0_u32..)
+                .map(|(cell, place)| (f64::from(place), (1.0 + cell.overhead).max(1.0))),
+        )
     };
-    let mut page = Page::default();
-    page.add(
+    Page::of(
         &format!("Normalised execution time of {}", workloads.join(", ")),
         Chart {
             unit: "times",
@@ -339,8 +313,7 @@ fn page(cells: &[Cell]) -> Page {
             lines: modes::all(GRANULE_PAGES).iter().map(line).collect(),
             marks: Vec::new(),
         },
-    );
-    page
+    )
 }
 
 #[cfg(test)]
@@ -351,7 +324,10 @@ mod tests {
     fn it_takes_at_most_thirty_five_minutes() {
         // Seconds to boot, fill and stop.
         let around = 10 + 2 * (CHANGE + AROUND);
-        let ways: usize = modes::all(GRANULE_PAGES).iter().map(|way| way.schedule.lines()).sum();
+        let lines = |Schedule { pairs, beginning, with, without }| {
+            pairs * (beginning + with + CHANGE + without)
+        };
+        let ways: usize = modes::all(GRANULE_PAGES).iter().map(|way| lines(way.schedule)).sum();
         let seconds = WORKLOADS.div_ceil(SIDE_BY_SIDE) * (around + ways);
         assert!(seconds <= 35 * 60, "{seconds} s");
     }

@@ -15,30 +15,19 @@
 //! array. Other memory that the guest needs (its kernel, its programs: some MB) counts as error.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
+use super::prelude::*;
 use crate::command::last_lines;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
 use crate::meb::modes;
-use crate::meb::page::Page;
 use crate::meb::peek::Peek;
-use crate::meb::progress::{self, Line as Report};
+use crate::meb::progress::Line as Report;
 use crate::meb::watch::Watch;
 use crate::meb::workloads::cpu_of;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-random-array",
     summary: "a known set growing and shrinking: estimated every second, beside ESX-style sampling",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::MEB],
     claims: claims! {
         "error_mean" <= 0.1346 => "ratio",
             "The estimate follows a set that grows and shrinks", "0.1346";
@@ -49,7 +38,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "error_esx_fits" => "ratio", "Where the set fits, that sampling is off by this";
         "error_esx_spills" => "ratio", "Where the set spills, that sampling is off by this";
     },
-    rounds: 1,
     run,
 };
 
@@ -72,7 +60,6 @@ const FITS: &[(u32, u32)] = &[
 ];
 const SPILLS: &[(u32, u32)] =
     &[(40, 40), (200, 40), (350, 30), (500, 45), (700, 60), (450, 40), (250, 40), (40, 45)];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// A guest reports each second, also while it swaps. A guest that is silent for this long has
 /// lost its workload (out of memory, say), and its array is no longer known.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
@@ -111,7 +98,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let specs: Vec<MachineSpec> =
         PARTS.iter().enumerate().flat_map(|(n, p)| p.guests(n, context)).collect();
     context.say("Two arrays of changing size, each in two guests of 400 MB, for five and a half minutes ...");
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(specs)?;
     let mut all = Vec::new();
     for part in &PARTS {
         let pid = |name: String| lab.machine(&name).map(|machine| machine.process().pid);
@@ -120,7 +107,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let peek = Peek::start(pid(part.sampled())?, context.seed)?;
         all.push(Twins { part, watch, peek, seconds: Vec::new() });
     }
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     let began = Instant::now();
     let length = PARTS.iter().map(|part| part.length()).max().unwrap_or_default();
     let mut next = began;
@@ -203,9 +190,7 @@ impl Twins {
 
 /// The guest's last report, which must be recent.
 fn report_of(machine: &Machine) -> Result<Option<Report>, LabError> {
-    if !machine.alive() {
-        return Err(machine.death());
-    }
+    machine.ensure_alive()?;
     let report = Report::newest(machine);
     if let Some(report) = &report {
         let silence = report.arrived.elapsed();
@@ -224,36 +209,22 @@ fn check_silence(name: &str, silence: Duration, console: &Path) -> Result<(), La
     Err(LabError::Timeout { what, limit: SILENCE_LIMIT })
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
-}
-
 fn figures(context: &Context, all: &[Twins]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let seconds: f64 = all.iter().map(|twins| twins.seconds.len() as f64).sum();
     let over_all = |error: fn(&Twins) -> f64| {
         all.iter().map(|twins| error(twins) * twins.seconds.len() as f64).sum::<f64>() / seconds
     };
-    figures.add(
-        "error_mean",
-        Figure::new(
-            over_all(Twins::error),
-            "ratio",
-            format!(
-                "|estimate - array| / array over {seconds} seconds, changes included, both parts"
-            ),
-        ),
-    );
-    figures.add(
-        "error_esx",
-        Figure::new(over_all(Twins::sampling_error), "ratio", "the same of ESX-style sampling"),
-    );
+    let note =
+        format!("|estimate - array| / array over {seconds} seconds, changes included, both parts");
+    figures.tell("error_mean", over_all(Twins::error), "ratio", note);
+    let note = "the same of ESX-style sampling";
+    figures.tell("error_esx", over_all(Twins::sampling_error), "ratio", note);
     for twins in all {
         let name = twins.part.name;
-        figures.add(&format!("error_{name}"), Figure::new(twins.error(), "ratio", "of that part"));
-        let figure = Figure::new(twins.sampling_error(), "ratio", "of that part, by sampling");
-        figures.add(&format!("error_esx_{name}"), figure);
+        figures.tell(&format!("error_{name}"), twins.error(), "ratio", "of that part");
+        let (error, note) = (twins.sampling_error(), "of that part, by sampling");
+        figures.tell(&format!("error_esx_{name}"), error, "ratio", note);
     }
     figures
 }
@@ -261,16 +232,15 @@ fn figures(context: &Context, all: &[Twins]) -> Figures {
 fn page(all: &[Twins]) -> Page {
     let mut page = Page::default();
     for twins in all {
-        let line = |name: &str, value: &dyn Fn(&ArraySecond) -> Option<f64>| Line {
-            name: name.to_owned(),
-            points: twins.seconds.iter().filter_map(|s| Some((s.at_s, value(s)?))).collect(),
+        let line = |name: &str, value: &dyn Fn(&ArraySecond) -> Option<f64>| {
+            Line::new(name, twins.seconds.iter().filter_map(|s| Some((s.at_s, value(s)?))))
         };
         let lines = vec![
             line("array", &|second| Some(second.known)),
             line("tracked", &|second| second.tracked),
             line("sampled", &|second| Some(second.sampled)),
         ];
-        let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: vec![] };
+        let chart = Chart::linear("MiB", "seconds", lines);
         page.add(&format!("An array that {} 400 MB", twins.part.name), chart);
     }
     page

@@ -11,20 +11,16 @@
 
 use std::fmt::Write;
 
-use model::{Bytes, Together};
+use model::Together;
 use policy::excess::{Need, Promise, most};
 use sim::pool::example;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::lab::LabError;
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-fig5",
     summary: "how many VMs fit beside the room for their overloads: the paper's example",
-    file: file!(),
-    measures: &[measured::POLICY, measured::SIM],
+    measures: &[&[file!()], measured::POLICY, measured::SIM],
     claims: claims! {
         "sustained_150" == 3.0 => "count",
             "Of 150 VMs with 640 of 1,024 MB, three at most are in a sustained overload at once \
@@ -43,7 +39,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "more_for_vms_0965" >= 12.0 => "%",
             "More memory is left for VMs (certainty 0.965)", "12 %";
     },
-    rounds: 1,
     run,
 };
 
@@ -92,7 +87,7 @@ fn add_figures(figures: &mut Figures, end: &str, certainty: f64) {
 
     let mut add = |name: &str, value: f64, unit, note: &str| {
         let note = format!("{note}; certainty {certainty}");
-        figures.add(&format!("{name}{end}"), Figure::new(value, unit, note));
+        figures.tell(&format!("{name}{end}"), value, unit, note);
     };
     let note = "of 150 VMs, in sustained overload at once, at most";
     add("sustained_150", f64::from(need.sustained.vms), "count", note);
@@ -116,12 +111,18 @@ mod tests {
         for (end, certainty) in CERTAINTIES {
             add_figures(&mut figures, end, certainty);
         }
-        let value = |name: &str| figures.get(name).unwrap().value;
-        assert!((value("sustained_150_0965") - 3.0).abs() < 1e-9);
-        assert!((value("transient_150_0965") - 31.0).abs() < 1e-9);
+        figures.assert_near(&[("sustained_150_0965", 3.0), ("transient_150_0965", 31.0)]);
         for name in ["sustained_150", "transient_150"] {
-            assert!(value(name) >= value(&format!("{name}_0965")), "{}", figures.to_table());
+            assert!(
+                figures.value(name) >= figures.value(&format!("{name}_0965")),
+                "{}",
+                figures.to_table()
+            );
         }
-        assert!(value("more_for_vms") <= value("more_for_vms_0965"), "{}", figures.to_table());
+        assert!(
+            figures.value("more_for_vms") <= figures.value("more_for_vms_0965"),
+            "{}",
+            figures.to_table()
+        );
     }
 }

@@ -7,21 +7,14 @@
 //! longer bursts as five minutes.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::LabError;
-use crate::meb::page::Page;
+use super::prelude::*;
 use crate::overload::{self, OverloadSample, PROMISED, Remedy, Threshold};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-fig8",
     summary: "a web server in a burst: well-provisioned, disk, network memory, migration, Overbook",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
     claims: claims! {
         "loss_max" <= 8.0 => "%",
             "A web server with half of its memory answers as many requests in a burst as one \
@@ -43,7 +36,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "overload_longer_s" => "s",
             "Overloads last longer than the bursts by this", "roughly as long";
     },
-    rounds: 1,
     run,
 };
 
@@ -58,16 +50,12 @@ const WAYS: [(&str, Remedy); 5] = [
     ("migration", Remedy::Migration),
     ("overbook", Remedy::Both(PAPERS)),
 ];
-const MEMORY: usize = 0;
-const NETWORK: usize = 2;
-const MIGRATION: usize = 3;
-const OVERBOOK: usize = 4;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let bursts = BURSTS.map(|(seconds, _)| seconds);
     let all = trials(context, &bursts, &WAYS)?;
     let mut figures = figures(context, &all);
-    plot(&bursts, &WAYS, &all).write(&context.dir.join("a"), &mut figures)?;
+    plot(&bursts, &all).write(&context.dir.join("a"), &mut figures)?;
     Ok(figures)
 }
 
@@ -75,17 +63,16 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 pub(super) fn trials(
     context: &Context,
     bursts: &[u64],
-    ways: &[(&str, Remedy)],
-) -> Result<Vec<Vec<OverloadSample>>, LabError> {
-    let mut all = Vec::new();
+    ways: &[(&'static str, Remedy)],
+) -> Result<Arms<OverloadSample>, LabError> {
+    let mut all = Arms::default();
     let mut table = format!(
         "{:<11}{:>7}{:>12}{:>14}{:>13}{:>13}{:>11}{:>7}\n",
         "", "burst", "answered", "response", "overloaded", "traffic", "space", "moved"
     );
     for seconds in bursts {
         let burst = Duration::from_secs(*seconds);
-        let mut seen = Vec::new();
-        for (name, remedy) in ways {
+        all.turn(Order::Listed, ways, |name, remedy| {
             context.say(&format!("{name}, {seconds} s ..."));
             let one = overload::run(context, *remedy, burst)?;
             // Writing to a string cannot fail.
@@ -96,102 +83,79 @@ pub(super) fn trials(
                 one.answered / overload::asked(burst) * 100.0,
                 one.response_ms,
                 one.overloaded_s,
-                mib(one.traffic),
-                mib(one.space),
+                one.traffic.as_mib(),
+                one.space.as_mib(),
                 if one.moved { "yes" } else { "no" },
             );
-            seen.push(one);
-        }
-        all.push(seen);
+            Ok(one)
+        })?;
     }
     eprint!("{table}");
     Ok(all)
 }
 
 /// Answers over time, the longest burst first.
-pub(super) fn plot(bursts: &[u64], ways: &[(&str, Remedy)], all: &[Vec<OverloadSample>]) -> Page {
+pub(super) fn plot(bursts: &[u64], all: &Arms<OverloadSample>) -> Page {
     let mut page = Page::default();
-    for (seconds, seen) in bursts.iter().zip(all).rev() {
-        let lines = ways
-            .iter()
-            .zip(seen)
-            .map(|((name, _), one)| Line { name: (*name).to_owned(), points: one.rates.clone() });
-        let (unit, across) = ("answers per second", "seconds");
-        let chart =
-            Chart { unit, across, is_log: false, lines: lines.collect(), marks: Vec::new() };
+    for (seconds, seen) in bursts.iter().zip(&all.0).rev() {
+        let lines = seen.iter().map(|(name, one)| Line::new(name, one.rates.iter().copied()));
+        let chart = Chart::linear("answers per second", "seconds", lines);
         page.add(&format!("A burst of {seconds} s"), chart);
     }
     page
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
-pub(super) fn mib(size: model::Bytes) -> f64 {
-    size.0 as f64 / f64::from(1 << 20)
-}
-
-fn figures(context: &Context, all: &[Vec<OverloadSample>]) -> Figures {
+/// `all`: by bursts.
+fn figures(context: &Context, all: &Arms<OverloadSample>) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let loss =
-        |seen: &[OverloadSample], way: usize| 1.0 - seen[way].answered / seen[MEMORY].answered;
-    // NaN is the worst.
-    let worse = |one: f64, other: f64| if other.is_nan() || other > one { other } else { one };
-    let worst = |of: &dyn Fn(&[OverloadSample]) -> f64| {
-        all.iter().map(|seen| of(seen)).fold(f64::NEG_INFINITY, worse)
+    let loss = |way: &str| {
+        let loss = |one: &OverloadSample, memory: &OverloadSample| {
+            (1.0 - one.answered / memory.answered) * 100.0
+        };
+        all.both(way, "memory", loss).into_iter().largest()
     };
-    let percent = |way: usize| worst(&|seen| loss(seen, way) * 100.0);
     let note = "answers fewer than with enough memory, the worst burst length";
-    figures.add("loss_max", Figure::new(percent(OVERBOOK), "%", note));
-    let slow = |seen: &[OverloadSample]| {
-        let limit = f64::max(1_000.0, 2.0 * seen[MEMORY].response_ms);
-        seen[OVERBOOK].response_ms / limit
-    };
+    figures.tell("loss_max", loss("overbook"), "%", note);
+    let slow = all.both("overbook", "memory", |ours, memory| {
+        ours.response_ms / f64::max(1_000.0, 2.0 * memory.response_ms)
+    });
     let note = "mean response to 1 s or twice that with enough memory, the worst burst length";
-    figures.add("response_max", Figure::new(worst(&slow), "ratio", note));
-    for (way, (name, _)) in WAYS.iter().enumerate().skip(1) {
-        if way != OVERBOOK {
-            let figure = Figure::new(percent(way), "%", "the same, this remedy alone");
-            figures.add(&format!("loss_max_{name}"), figure);
+    figures.tell("response_max", slow.into_iter().largest(), "ratio", note);
+    for (name, _) in &WAYS[1..] {
+        if *name != "overbook" {
+            let note = "the same, this remedy alone";
+            figures.tell(&format!("loss_max_{name}"), loss(name), "%", note);
         }
-        let ms = worst(&|seen| seen[way].response_ms);
-        figures.add(&format!("response_ms_{name}"), Figure::new(ms, "ms", "mean, worst"));
+        let ms = all.each(name, |seen| seen.response_ms).into_iter().largest();
+        figures.tell(&format!("response_ms_{name}"), ms, "ms", "mean, worst");
     }
-    let mixed = |of: &dyn Fn(&OverloadSample) -> f64, way: usize| -> f64 {
-        BURSTS.iter().zip(all).map(|((_, share), seen)| share * of(&seen[way])).sum()
+    let mixed = |way: &str, of: fn(&OverloadSample) -> f64| -> f64 {
+        BURSTS.iter().zip(all.each(way, of)).map(|((_, share), value)| share * value).sum()
     };
-    let traffic = |way| mixed(&|seen| mib(seen.traffic), way);
+    let ratio = |of| mixed("overbook", of) / mixed("migration", of);
     let note = "sent and received for a mix of bursts as in Fig. 3, to migration alone (Fig. 9)";
-    figures.add(
-        "traffic_vs_migration",
-        Figure::new(traffic(OVERBOOK) / traffic(MIGRATION), "ratio", note),
-    );
+    let traffic = |seen: &OverloadSample| seen.traffic.as_mib();
+    figures.tell("traffic_vs_migration", ratio(traffic), "ratio", note);
     // The paper moves another VM, which has all that it was promised.
     let note = "the same, to moves of VMs that have all that they were promised, as the paper's";
-    let moved = mixed(&|seen| if seen.moved { mib(PROMISED) } else { 0.0 }, MIGRATION);
-    figures.add("traffic_vs_promised", Figure::new(traffic(OVERBOOK) / moved, "ratio", note));
-    let space = |way| mixed(&|seen| mib(seen.space), way);
+    let moved = mixed("migration", |seen| if seen.moved { PROMISED.as_mib() } else { 0.0 });
+    figures.tell("traffic_vs_promised", mixed("overbook", traffic) / moved, "ratio", note);
     let note = "others' memory taken at most, for the same mix, to migration alone (Fig. 10)";
-    figures
-        .add("excess_vs_migration", Figure::new(space(OVERBOOK) / space(MIGRATION), "ratio", note));
-    let moves = |way: usize| {
-        let moved = all.iter().filter(|seen| seen[way].moved).count();
-        u32::try_from(moved).map_or(f64::NAN, f64::from)
-    };
-    let note = format!("burst lengths of {} at which it was moved", BURSTS.len());
-    figures.add("moved_migration", Figure::new(moves(MIGRATION), "count", note.clone()));
-    figures.add("moved_overbook", Figure::new(moves(OVERBOOK), "count", note));
+    figures.tell("excess_vs_migration", ratio(|seen| seen.space.as_mib()), "ratio", note);
+    for way in ["migration", "overbook"] {
+        let moves = all.each(way, OverloadSample::moves).into_iter().sum();
+        let note = format!("burst lengths of {} at which it was moved", BURSTS.len());
+        figures.tell(&format!("moved_{way}"), moves, "count", note);
+    }
     // A burst that was never sustained takes no more than the withheld memory.
     let note = "others' memory taken in a burst that ended by itself, at most (Fig. 10)";
-    let transient = all.iter().filter(|seen| !seen[OVERBOOK].moved);
-    let most = transient.map(|seen| mib(seen[OVERBOOK].space)).reduce(worse).unwrap_or(f64::NAN);
-    let withheld = mib(PROMISED) / 2.0;
-    let most = Figure::new(most, "MiB", note).target(Target::AtMost(withheld));
+    let transient = all.of("overbook").filter(|seen| !seen.moved);
+    let most = Figure::new(transient.map(|seen| seen.space.as_mib()).largest(), "MiB", note);
+    let most = most.target(Target::AtMost(PROMISED.as_mib() / 2.0));
     figures.add("transient_space_max", most.paper("at most what was withheld"));
     let note = "overloaded for so much longer than the burst, network memory, mean (Fig. 7)";
-    let longer = BURSTS.iter().zip(all).map(|((seconds, _), seen)| {
-        seen[NETWORK].overloaded_s - Duration::from_secs(*seconds).as_secs_f64()
-    });
-    #[expect(clippy::cast_precision_loss, reason = "four")]
-    let mean = longer.sum::<f64>() / BURSTS.len() as f64;
-    figures.add("overload_longer_s", Figure::new(mean, "s", note));
+    let overloaded = all.each("network", |seen| seen.overloaded_s);
+    let longer = BURSTS.iter().zip(overloaded).map(|((seconds, _), s)| s - *seconds as f64);
+    figures.tell("overload_longer_s", mean(longer), "s", note);
     figures
 }

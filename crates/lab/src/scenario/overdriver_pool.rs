@@ -21,20 +21,15 @@
 
 use std::fmt::Write;
 
-use model::{Bytes, OverloadSpec};
+use model::OverloadSpec;
 use sim::pool::{Excess, Outcome, Pool, Setting, Strategy, example};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::LabError;
+use super::prelude::*;
 
 pub(super) const POOL: Scenario = Scenario {
     name: "overdriver-pool",
     summary: "traffic and space of a simulated pool with both remedies, and with each one alone",
-    file: file!(),
-    measures: &[measured::POLICY, measured::SIM],
+    measures: &[&[file!()], measured::POLICY, measured::SIM],
     claims: claims! {
         "traffic_vs_migration" <= 0.25 => "ratio",
             "A day of a simulated pool sends less with both remedies than where each overload is \
@@ -49,22 +44,19 @@ pub(super) const POOL: Scenario = Scenario {
         "long_vs_swap" => "ratio",
             "Of the share that long overloads have with swap alone, this is left";
     },
-    rounds: 1,
     run: pool,
 };
 
 pub(super) const THRESHOLDS: Scenario = Scenario {
     name: "overdriver-thresholds",
     summary: "how long overloads wait for a move, with thresholds that are fixed and learned",
-    file: file!(),
-    measures: &[measured::POLICY, measured::SIM],
+    measures: &[&[file!()], measured::POLICY, measured::SIM],
     claims: claims! {
         "learned_vs_120" < 1.0 => "ratio",
             "A learned threshold has long overloads wait less for a move than 120 s do",
             "a lower one helps";
         "traffic_learned_vs_120" => "ratio", "The learned threshold sends as much";
     },
-    rounds: 1,
     run: thresholds,
 };
 
@@ -131,7 +123,7 @@ fn pool(context: &Context) -> Result<Figures, LabError> {
     figures.add("moves_vs_migration", ratio(both.moves as f64, migrate.moves as f64, note));
     let note = "share of overloaded VM seconds that are not on a disk";
     let mitigated = 1.0 - share(both.disk_s, both);
-    figures.add("mitigated_share", Figure::new(mitigated, "ratio", note));
+    figures.tell("mitigated_share", mitigated, "ratio", note);
     let note = "share of overloaded VM seconds in sustained overloads, to that of swap alone";
     figures.add("long_vs_swap", ratio(share(both.long_s, both), share(swap.long_s, swap), note));
     let note = "VM seconds of overload to those of swap alone: who was moved has no more of them";
@@ -184,7 +176,7 @@ fn thresholds(context: &Context) -> Result<Figures, LabError> {
         let note = "mean s that overloads of two minutes and more wait in swap, or until they end";
         let each = outcome.long_wait_s as f64 / outcome.long_ones as f64;
         let name = name.trim_end_matches(" s");
-        figures.add(&format!("wait_{name}"), Figure::new(each, "s", note));
+        figures.tell(&format!("wait_{name}"), each, "s", note);
         each
     };
     let mut at_120 = None;
@@ -266,9 +258,7 @@ mod tests {
     }
 
     fn figures(well: &[Outcome; 3]) -> Figures {
-        let mut figures = Figures::new(POOL.name, "m".into(), 1, 1);
-        add_ratios(&mut figures, well, well, &well[0]);
-        figures
+        Figures::invented(POOL.name, |figures| add_ratios(figures, well, well, &well[0]))
     }
 
     #[test]
@@ -285,8 +275,8 @@ mod tests {
         let [both, migrate, swap] = outcomes();
         for bad in [[migrate, both, swap], [both, Outcome::default(), swap]] {
             let bad = figures(&bad);
-            assert!(!bad.get("traffic_vs_migration").unwrap().met());
-            assert!(!bad.get("excess_vs_migration").unwrap().met());
+            assert!(!bad.met("traffic_vs_migration"));
+            assert!(!bad.met("excess_vs_migration"));
         }
     }
 }

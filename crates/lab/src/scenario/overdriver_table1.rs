@@ -11,27 +11,18 @@
 //! both figures come out. Where this host's timers make it slower than that, the stated figures
 //! count. Its writes are not measured.
 
-use std::time::Duration;
-
-use model::Bytes;
 use pageserver::nbd::request::Command;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
+use super::prelude::*;
 use crate::hosts::Hosts;
-use crate::interrupt;
-use crate::lab::LabError;
 use crate::nbd_load::{Address, Load, raw_round_trips};
 use crate::nbd_servers::{Running, Slow, Transport};
-use crate::recording::median;
 use crate::remote_swap::{Disk, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-table1",
     summary: "memory of another host, 1 Gbit/s away, beside a disk: throughput and latency",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "read_throughput" >= 2.0 => "ratio",
             "Memory of another host, 1 Gbit/s away by TLS, is read faster than the paper's disk",
@@ -40,7 +31,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "A page of it comes sooner than from the paper's disk", "0.26";
         "network_write" => "MB/s", "It is written as fast as the cable allows", "43.3";
     },
-    rounds: 1,
     run,
 };
 
@@ -106,35 +96,26 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn figures(context: &Context, rounds: &[LengthRound], near: f64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, ROUNDS);
     let of = |what: fn(&LengthRound) -> f64| median(rounds.iter().map(what));
-    let mut add =
-        |name: &str, value: f64, unit: &'static str, note: &str, more: (Option<Target>, &str)| {
-            let mut figure = Figure::new(value, unit, note.to_owned());
-            if let Some(target) = more.0 {
-                figure = figure.target(target);
-            }
-            if !more.1.is_empty() {
-                figure = figure.paper(more.1);
-            }
-            figures.add(name, figure);
-        };
     let reads = of(|round| round.read_mb_s / round.disk_mb_s.max(DISK_MB_S));
     let note = "network memory to the stated disk, read from end to end";
-    add("read_throughput", reads, "ratio", note, (None, ""));
+    figures.tell("read_throughput", reads, "ratio", note);
     let latency = of(|round| round.read_us / round.disk_us.min(DISK_US));
     let note = "the same, a page at a random place: how long it takes";
-    add("read_latency", latency, "ratio", note, (None, ""));
+    figures.tell("read_latency", latency, "ratio", note);
     let note = "from end to end, 128 KiB, two under way";
-    add("network_read", of(|round| round.read_mb_s), "MB/s", note, (None, "118"));
-    add("network_write", of(|round| round.write_mb_s), "MB/s", note, (None, "43.3"));
-    add("disk_read", of(|round| round.disk_mb_s), "MB/s", note, (None, "54.56"));
+    let mut add = |name: &str, what: fn(&LengthRound) -> f64, unit, note, paper: &str| {
+        figures.add(name, Figure::new(of(what), unit, note).paper(paper));
+    };
+    add("network_read", |round| round.read_mb_s, "MB/s", note, "118");
+    add("network_write", |round| round.write_mb_s, "MB/s", note, "43.3");
+    add("disk_read", |round| round.disk_mb_s, "MB/s", note, "54.56");
     let note = "4 KiB at a random place, one under way, medians";
-    add("network_read_us", of(|round| round.read_us), "us", note, (None, "119"));
-    add("network_write_us", of(|round| round.write_us), "us", note, (None, "25.45"));
-    add("disk_read_us", of(|round| round.disk_us), "us", note, (None, "451"));
+    add("network_read_us", |round| round.read_us, "us", note, "119");
+    add("network_write_us", |round| round.write_us, "us", note, "25.45");
+    add("disk_read_us", |round| round.disk_us, "us", note, "451");
     let note = "of the reads: answered by the repository";
-    add("near", near, "ratio", note, (Some(Target::AtLeast(0.99)), ""));
+    figures.check("near", near, "ratio", note, Target::AtLeast(0.99));
     let note = "a read by loopback TCP to a round trip of as many bytes through an epoll loop";
-    let tcp = of(|round| round.tcp_vs_raw);
-    add("tcp_vs_raw", tcp, "ratio", note, (Some(Target::AtMost(1.5)), ""));
+    figures.check("tcp_vs_raw", of(|it| it.tcp_vs_raw), "ratio", note, Target::AtMost(1.5));
     figures
 }

@@ -6,26 +6,15 @@
 //! the repository is stopped: no answer comes, and no connection breaks.) Each comes back after a
 //! while. The guest may wait; it must not see an error, and no byte may change.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, Mode};
 use serde_json::json;
 
-use super::{Context, Scenario, measured};
-use crate::daemon::Daemon;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::random::Random;
+use super::prelude::*;
 use crate::remote_swap::{Disk, RemoteSwap};
-use crate::{fleet, interrupt};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "page-server-kill",
     summary: "what serves a guest's swap is killed 200 times, and no byte is lost",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "The parts that serve a guest's swap may die at any moment, alone and in pairs, and \
@@ -34,7 +23,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "forged" == 0.0 => "count", "No page comes back that was not written";
         "recovery_s_max" <= 1.0 => "s", "The guest's swap works again soon after a kill";
     },
-    rounds: 1,
     run,
 };
 
@@ -46,7 +34,6 @@ const PROMISED: Bytes = Bytes::mib(128);
 const WORKLOAD: &str = "verify --mb 112";
 const DISK: Disk =
     Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(256), cache: false };
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// How long a part is dead, and how long all parts then live.
 const DEAD_MS: (u64, u64) = (0, 1_500);
 const ALIVE_MS: (u64, u64) = (200, 2_500);
@@ -80,15 +67,10 @@ struct ServerKills {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let swap_dir = context.dir.with_extension("swap");
     let mut swap = RemoteSwap::start(&swap_dir, GUEST, DISK)?;
-    let guest = MachineSpec {
-        seed: context.seed,
-        ..MachineSpec::new(GUEST, "swapping", MEMORY, PROMISED, WORKLOAD)
-    };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
+    let guest = context.guest(GUEST, "swapping", MEMORY, WORKLOAD).up_to(PROMISED);
+    let mut lab = context.start([swap.given_to(guest)])?;
     let mut daemon = Daemon::start(&mut lab, Mode::Observe)?;
-    lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
-        Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
-    })?;
+    progress::wait_until_working(&lab)?;
     let mut random = Random::new(context.seed);
     let mut toll = ServerKills::default();
     let pick = |random: &mut Random| PARTS[usize::try_from(random.between(0, 3)).unwrap_or(0)];
@@ -104,7 +86,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             kill(*part, &mut swap, &mut daemon, &mut lab)?;
             toll.kills += 1;
         }
-        interrupt::sleep(Duration::from_millis(random.between(DEAD_MS.0, DEAD_MS.1)))?;
+        interrupt::sleep(random.millis(DEAD_MS))?;
         for part in &parts {
             bring_back(*part, &mut swap, &mut daemon, &mut lab)?;
         }
@@ -119,7 +101,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         toll.slowest = toll.slowest.max(back.elapsed());
         let state = lab.machine(GUEST)?.qmp("query-status", json!({}))?;
         toll.io_errors += u32::from(state["running"] != true);
-        interrupt::sleep(Duration::from_millis(random.between(ALIVE_MS.0, ALIVE_MS.1)))?;
+        interrupt::sleep(random.millis(ALIVE_MS))?;
     }
     toll.note(&swap);
     let bad_bytes = fleet::bad_bytes(&lab)?;
@@ -178,32 +160,20 @@ fn bring_back(
 
 fn figures(context: &Context, toll: &ServerKills, bad_bytes: u64, work: f64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, toll.kills);
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53, and zero is exact")]
     let count = |n: u64| n as f64;
-    figures.add("bad_bytes", Figure::new(count(bad_bytes), "B", "wrong bytes found by `verify`"));
-    figures.add(
-        "guest_io_errors",
-        Figure::new(toll.io_errors.into(), "count", "times that the guest had been stopped"),
-    );
-    figures.add(
-        "recovery_s_max",
-        Figure::new(toll.slowest.as_secs_f64(), "s", "from a part's return until it works again"),
-    );
-    figures.add(
-        "kills",
-        Figure::new(toll.kills.into(), "count", "parts killed, alone and in pairs")
-            .target(Target::AtLeast(KILLS.into())),
-    );
+    figures.tell("bad_bytes", count(bad_bytes), "B", "wrong bytes found by `verify`");
+    let note = "times that the guest had been stopped";
+    figures.tell("guest_io_errors", toll.io_errors.into(), "count", note);
+    let note = "from a part's return until it works again";
+    figures.tell("recovery_s_max", toll.slowest.as_secs_f64(), "s", note);
+    let note = "parts killed, alone and in pairs";
+    figures.check("kills", toll.kills.into(), "count", note, Target::AtLeast(KILLS.into()));
     let note = "reads that a repository answered, as far as it was asked in time";
-    figures.add(
-        "near_reads",
-        Figure::new(count(toll.near), "count", note).target(Target::AtLeast(1.0)),
-    );
-    let note = "reads that it did not answer in time";
-    figures.add("late_reads", Figure::new(count(toll.late), "count", note));
+    figures.check("near_reads", count(toll.near), "count", note, Target::AtLeast(1.0));
+    figures.tell("late_reads", count(toll.late), "count", "reads that it did not answer in time");
     let note = "pages that were not what had been written";
-    figures.add("forged", Figure::new(count(toll.forged), "count", note));
+    figures.tell("forged", count(toll.forged), "count", note);
     let note = "MiB that the guest has checked, one after the other";
-    figures.add("work", Figure::new(work, "count", note).target(Target::AtLeast(1.0)));
+    figures.check("work", work, "count", note, Target::AtLeast(1.0));
     figures
 }

@@ -11,7 +11,6 @@
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pageserver::layer::Layer;
@@ -19,22 +18,15 @@ use pageserver::layers::memory::Memory;
 use pageserver::layers::seal::{PAGE, Seal};
 use pageserver::nbd::request::Command;
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::LabError;
+use super::prelude::*;
 use crate::nbd_load::{Rate, raw_round_trips};
 use crate::nbd_servers::{Programs, Running, ServerKind, Transport, certificates};
 use crate::pinning;
-use crate::recording::Extremes;
-use crate::recording::median;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "page-server-vs",
     summary: "our page server beside nbdkit and qemu-storage-daemon",
-    file: file!(),
-    measures: &[measured::DISKS],
+    measures: &[&[file!()], measured::DISKS],
     claims: claims! {
         "vs_nbdkit_64" >= 3.0 => "ratio",
             "The page server answers more 4 KiB requests than nbdkit's memory plugin, 64 in flight";
@@ -61,7 +53,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "A read over loopback TCP costs little more than the socket's round trip through an \
              event loop";
     },
-    rounds: 1,
     run,
 };
 
@@ -121,7 +112,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     figures.preface = table(&all);
     add_figures(&mut figures, &all, &raw);
     let note = format!("median of {ROUNDS} times {SEALS} pages, less what memory alone takes");
-    figures.add("seal_us", Figure::new(median((0..ROUNDS).map(|_| seal_us())), "us", note));
+    figures.tell("seal_us", median((0..ROUNDS).map(|_| seal_us())), "us", note);
     Ok(figures)
 }
 
@@ -178,12 +169,11 @@ fn add_comparison(figures: &mut Figures, all: &[Measured], (other, name): (Serve
     for depth in DEPTHS {
         let by_unix = points().filter(|p| p.way == Transport::Unix && p.depth == depth).collect();
         let note = "our requests/s to its, unix socket, the worse of reads and writes";
-        let figure = Figure::new(least(by_unix), "ratio", note);
-        figures.add(&format!("vs_{name}_{depth}"), figure);
+        figures.tell(&format!("vs_{name}_{depth}"), least(by_unix), "ratio", note);
     }
     let by_tls = points().filter(|p| p.way == Transport::Tls).collect();
     let note = "the same by TLS, the worst of all depths";
-    figures.add(&format!("tls_vs_{name}"), Figure::new(least(by_tls), "ratio", note));
+    figures.tell(&format!("tls_vs_{name}"), least(by_tls), "ratio", note);
     let slow = |point| ratio(all, other, point, |measured| measured.rate.p99_us);
     let worst = points().map(slow).largest();
     let at = points().find(|point| slow(*point).total_cmp(&worst).is_eq());
@@ -191,7 +181,7 @@ fn add_comparison(figures: &mut Figures, all: &[Measured], (other, name): (Serve
         format!(": {command:?} {depth} {way:?}")
     });
     let note = format!("our p99 to its, the worst of all points{at}");
-    figures.add(&format!("p99_vs_{name}"), Figure::new(worst, "ratio", note));
+    figures.tell(&format!("p99_vs_{name}"), worst, "ratio", note);
 }
 
 fn add_figures(figures: &mut Figures, all: &[Measured], raw: &[f64]) {
@@ -202,12 +192,12 @@ fn add_figures(figures: &mut Figures, all: &[Measured], raw: &[f64]) {
     let busy = points().filter(|p| p.way == Transport::Unix && p.depth == 64);
     let cpu = busy.map(|point| median(values(all, ServerKind::Ours, point, |m| m.cpu_us)));
     let note = "our server's CPU time for a request, 64 under way, unix socket, the worse of two";
-    figures.add("cpu_us", Figure::new(cpu.largest(), "us", note));
+    figures.tell("cpu_us", cpu.largest(), "us", note);
     let ours: Vec<f64> = values(all, ServerKind::Ours, RAW, per_s).collect();
     let is_whole = ours.len() == raw.len();
     let ratios = raw.iter().zip(&ours).map(|(raw, ours)| raw / ours).filter(|_| is_whole);
     let note = "a read by TCP to a round trip of as many bytes through an epoll loop";
-    figures.add("tcp_vs_raw", Figure::of_rounds(ratios.collect(), "ratio", note));
+    figures.tell_rounds("tcp_vs_raw", ratios.collect(), "ratio", note);
 }
 
 fn table(all: &[Measured]) -> String {
@@ -283,13 +273,11 @@ mod tests {
     }
 
     fn figures(all: &[Measured], raw: &[f64]) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_figures(&mut figures, all, raw);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_figures(figures, all, raw))
     }
 
     fn value(all: &[Measured], name: &str) -> f64 {
-        figures(all, &[500.0, 500.0]).get(name).unwrap().value
+        figures(all, &[500.0, 500.0]).value(name)
     }
 
     #[test]
@@ -306,7 +294,7 @@ mod tests {
         for (name, wanted) in expected {
             assert!((value(&all(), name) - wanted).abs() < 1e-9, "{name}");
         }
-        assert!(!figures(&all(), &[1_000.0, 1_000.0]).get("tcp_vs_raw").unwrap().met());
+        assert!(!figures(&all(), &[1_000.0, 1_000.0]).met("tcp_vs_raw"));
     }
 
     #[test]
@@ -321,7 +309,7 @@ mod tests {
         }
         let figures = figures(&swapped, &[500.0, 500.0]);
         for name in ["vs_qsd_64", "vs_qsd_16", "vs_qsd_1", "tls_vs_qsd", "p99_vs_qsd"] {
-            assert!(!figures.get(name).unwrap().met(), "{name}");
+            assert!(!figures.met(name), "{name}");
         }
     }
 
@@ -336,6 +324,6 @@ mod tests {
         for bad in [missing, short, unread] {
             assert!(value(&bad, "tls_vs_qsd").is_nan());
         }
-        assert!(figures(&all(), &[500.0]).get("tcp_vs_raw").unwrap().value.is_nan());
+        assert!(figures(&all(), &[500.0]).value("tcp_vs_raw").is_nan());
     }
 }

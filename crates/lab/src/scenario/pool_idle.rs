@@ -7,30 +7,21 @@
 //! daemon with nothing to move looks every three seconds and waits for five between two reports,
 //! so these alone are 0.17 a second at most.
 
-use std::time::{Duration, Instant};
-
 use cluster::records::Records;
 use cluster::store::Snapshot;
-use model::{Bytes, HostName, VmName};
+use model::{HostName, VmName};
 
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
+use super::prelude::*;
 use crate::pool::{HOSTS, HostPool, PoolSettings};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "pool-idle",
     summary: "what a host whose guest does nothing writes into its pool's store",
-    file: file!(),
-    measures: &[measured::DAEMON, measured::POOL],
+    measures: &[&[file!()], measured::DAEMON, measured::POOL],
     claims: claims! {
         "writes_per_s" <= 0.2 => "count",
             "A host whose guest does nothing writes little into its pool's store";
     },
-    rounds: 1,
     run,
 };
 
@@ -75,17 +66,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     drop(pool);
     lab.stop()?;
 
-    #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
     let writes = (last.revision - first.revision) as f64;
     let mut figures = context.figures(SCENARIO.name, 1);
     let note = "changes of etcd's keys; to keep a seat is none";
-    figures.add("writes_per_s", Figure::new(writes / took.as_secs_f64(), "1/s", note));
+    figures.tell("writes_per_s", writes / took.as_secs_f64(), "1/s", note);
     let is_there = f64::from(u8::from(is_reported(&last)));
     let note = "the host has its seat at the end, and its guest stands in its report";
-    figures.add("reported", Figure::new(is_there, "bool", note).target(Target::Equals(1.0)));
-    #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
+    figures.check("reported", is_there, "bool", note, Target::Equals(1.0));
     let size = last.values.values().map(Vec::len).sum::<usize>() as f64;
-    figures.add("kept_bytes", Figure::new(size, "B", "all values in the store"));
+    figures.tell("kept_bytes", size, "B", "all values in the store");
     Ok(figures)
 }
 

@@ -7,26 +7,17 @@
 //! own where there are two, and the other guests' work is paced, so that the figures show memory
 //! and not CPU shares.
 
-use std::time::Duration;
-
 use model::spec::HostSpec;
-use model::{Bytes, Mode};
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet::{self, HUNGRY};
-use crate::lab::{Lab, LabError};
-use crate::recording::Extremes;
-use crate::recording::{Moment, Recording, median};
+use super::prelude::*;
+use crate::fleet::HUNGRY;
+use crate::recording::{Moment, Recording};
 use crate::report::{self, Row};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "quickstart",
     summary: "a swapping guest gets the memory that its group's idle guests leave unused",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON],
     claims: claims! {
         "hungry_speedup" >= 3.0 => "ratio",
             "A swapping guest is served from its group's unused memory",
@@ -37,7 +28,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "leaked_bytes" == 0.0 => "B", "No byte of another group's budget is used";
         "bad_bytes" == 0.0 => "B", "No guest's memory is damaged by the taking";
     },
-    rounds: 1,
     run,
 };
 
@@ -51,7 +41,7 @@ const ENFORCED: Duration = Duration::from_secs(70);
 fn run(context: &Context) -> Result<Figures, LabError> {
     let fleet = fleet::quickstart(context.seed);
     context.say("Booting six guests in two groups ...");
-    let mut lab = Lab::start(&context.dir, &context.provisions, &fleet)?;
+    let mut lab = context.start(fleet.clone())?;
     let settings = DaemonSettings { grace: HostSpec::GRACE, ..Mode::Observe.into() };
     let daemon = Daemon::start(&mut lab, settings)?;
     context.say(&format!("{HUNGRY} fills a working set larger than its memory ..."));
@@ -152,34 +142,21 @@ impl QuickstartResult<'_> {
     fn figures(&self, mut figures: Figures, bad_bytes: u64) -> Figures {
         let (before, after) = (self.before(HUNGRY), self.after(HUNGRY));
         let speedup = median(after) / median(before.clone());
-        figures.add(
-            "hungry_speedup",
-            Figure::new(speedup, "ratio", "median ops/s, whole enforce phase / observe"),
-        );
+        let note = "median ops/s, whole enforce phase / observe";
+        figures.tell("hungry_speedup", speedup, "ratio", note);
         let steady = median(self.after_from(self.end_s - 20.0, HUNGRY)) / median(before);
-        figures.add(
-            "hungry_speedup_steady",
-            Figure::new(steady, "ratio", "the same over the last 20 s, converged"),
-        );
+        let note = "the same over the last 20 s, converged";
+        figures.tell("hungry_speedup_steady", steady, "ratio", note);
         let ratios = OTHERS.map(|guest| {
             let rate = |from_s, until_s| self.recording.rate(guest, from_s, until_s);
             rate(self.enforce_s, self.end_s) / rate(self.observe_s, self.enforce_s)
         });
-        figures.add(
-            "others_ratio",
-            Figure::new(
-                ratios.into_iter().smallest(),
-                "ratio",
-                "mean ops/s enforce / observe, worst of the other five",
-            ),
-        );
-        #[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
+        let note = "mean ops/s enforce / observe, worst of the other five";
+        figures.tell("others_ratio", ratios.into_iter().smallest(), "ratio", note);
         let (leaked, bad) = (self.leaked().map_or(f64::NAN, |l| l.0 as f64), bad_bytes as f64);
-        figures.add(
-            "leaked_bytes",
-            Figure::new(leaked, "B", "most that `shop` occupied beyond its own budget, by smaps"),
-        );
-        figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`"));
+        let note = "most that `shop` occupied beyond its own budget, by smaps";
+        figures.tell("leaked_bytes", leaked, "B", note);
+        figures.tell("bad_bytes", bad, "B", "wrong bytes found by `verify`");
         figures
     }
 }

@@ -18,39 +18,20 @@
 //! silent. Without a single reading there is no figure of them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
 
 use model::{
-    Bytes, DedupSpec, FreePagesSpec, GroupName, Mode, PagesPerMs, Policy, Reading, Time, Tracking,
+    DedupSpec, FreePagesSpec, GroupName, PagesPerMs, Policy, Reading, Time, Tracking,
     TrackingBudget, VmName, VmView,
 };
 use sys::clock::boot_now;
-use sys::memory_of::{Counters, Overhead};
 use sys::process::{Identity, Signal};
 
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::random::Random;
-use crate::recording::Extremes;
-use crate::recording::median;
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "readings",
     summary: "what is said of guests with everything on, while workers are killed: never older than it says, nor above what the VM holds, nor over budget",
-    file: file!(),
-    measures: &[
-        measured::PAGES,
-        measured::WORKER,
-        measured::SHIM,
-        measured::POLICY,
-        measured::DAEMON,
-    ],
+    measures: &[&[file!()], measured::MANAGED],
     claims: claims! {
         "stale" == 0.0 => "count",
             "A reading is no older than it says (four guests, 49 workers killed in 15 minutes)";
@@ -58,7 +39,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "over_budget" <= 0.01 => "ratio", "Tracking keeps to its budget in nearly all samples";
         "silent" <= 0.05 => "ratio", "The working set is told in nearly every second";
     },
-    rounds: 1,
     run,
 };
 
@@ -66,7 +46,6 @@ const USUAL_MINUTES: u32 = 15;
 const GROUP: &str = "told";
 const BASE: Bytes = Bytes::mib(224);
 const MAX: Bytes = Bytes::mib(320);
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Period of the samples of the guests' memory and of the daemon's readings.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The lifetime of a worker.
@@ -113,10 +92,8 @@ struct Known {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
-    let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        ..MachineSpec::new(name, GROUP, BASE, MAX, workload)
+    let guest = |name: &str, workload: &str| {
+        context.guest(name, GROUP, BASE, workload).up_to(MAX).with_shim(true)
     };
     let specs = [
         guest("starts", "memhog --mb 96 --hold 6 --rest 8"),
@@ -124,7 +101,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest("streams", "verify --mb 72"),
         guest("idles", "idle --common-mb 24"),
     ];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(specs)?;
     let settings = DaemonSettings {
         mode: Mode::Enforce,
         dedup: DedupSpec::Fixed(RATE),
@@ -133,9 +110,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         ..Mode::Observe.into()
     };
     let daemon = Daemon::start(&mut lab, settings)?;
-    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    progress::wait_until_working(&lab)?;
     let known = |machine: &crate::lab::Machine| {
         let name = VmName::from(machine.spec().name.as_str());
         (name, Known { pid: machine.process().pid, ..Known::default() })
@@ -147,9 +122,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut kill_due = Instant::now();
     while Instant::now() < until {
         let next = Instant::now() + LOOK_EVERY;
-        if let Some(machine) = lab.machines().iter().find(|machine| !machine.alive()) {
-            return Err(machine.death());
-        }
+        lab.ensure_alive()?;
         known.values_mut().for_each(|vm| vm.look(MAX));
         if let Some(case) = daemon.latest()? {
             let read = boot_now();
@@ -162,8 +135,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             if let Some(worker) = worker.filter(|_| Instant::now() >= kill_due) {
                 // The worker may have ended by itself.
                 toll.kills += u32::from(worker.signal(Signal::KILL).is_ok());
-                let life = random.between(LIFE_MS.0, LIFE_MS.1);
-                kill_due = Instant::now() + Duration::from_millis(life);
+                kill_due = Instant::now() + random.millis(LIFE_MS);
             }
         } else {
             toll.unread += 1;
@@ -304,8 +276,7 @@ fn add_counts(figures: &mut Figures, toll: &ReadingCounts) {
     add("age_s_max", Figure::new(most(&toll.ages_s), "s", "the same, most"));
     let note = "workers killed";
     add("kills", Figure::new(toll.kills.into(), "count", note).target(Target::AtLeast(1.0)));
-    let note = "times that the daemon did not answer";
-    add("unread", Figure::new(toll.unread.into(), "count", note));
+    add("unread", Figure::new(toll.unread.into(), "count", "times that the daemon did not answer"));
 }
 
 #[cfg(test)]
@@ -313,9 +284,7 @@ mod tests {
     use super::*;
 
     fn figures(toll: &ReadingCounts) -> Figures {
-        let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-        add_counts(&mut figures, toll);
-        figures
+        Figures::invented(SCENARIO.name, |figures| add_counts(figures, toll))
     }
 
     /// A run without a fault: 4 % of its samples are silent.
@@ -340,7 +309,7 @@ mod tests {
         let empty = figures(&ReadingCounts { kills: 5, ..ReadingCounts::default() });
         for figures in [nothing, empty] {
             for name in ["stale", "too_large", "over_budget", "silent"] {
-                assert!(!figures.get(name).unwrap().met(), "{name}");
+                assert!(!figures.met(name), "{name}");
             }
         }
     }

@@ -4,27 +4,14 @@
 //! cgroup, with a swap device in compressed memory. It runs once with a stock QEMU, once with a
 //! managed one. It needs root.
 
-use std::time::Duration;
-
-use model::Bytes;
-use sys::memory_of::Counters;
-
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::accel::Accel;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::memory_group::MemoryGroup;
-use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "reclaimed",
     summary: "the kernel pages out half of a guest's memory by request, and no byte is lost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::SHIM, measured::SYS],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -33,14 +20,13 @@ const SWAP: Bytes = Bytes::mib(256);
 /// The guest verifies this much, slowly enough that most of it is cold.
 const VERIFIED_MB: u32 = 64;
 const WORKLOAD: &str = "verify --mb 64 --rate 16";
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// Half of the verified memory; pages that the kernel finds elsewhere count as well.
 const ENOUGH_MIB: f64 = 32.0;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     let is_kvm = f64::from(u8::from(context.provisions.accel == Accel::Kvm));
-    figures.add("kvm", Figure::new(is_kvm, "bool", "the guest runs under KVM"));
+    figures.tell("kvm", is_kvm, "bool", "the guest runs under KVM");
     let _swap = Zram::new(SWAP)?;
     for (prefix, shim) in [("", false), ("managed_", true)] {
         let (out, bad_bytes) = page_out(context, shim)?;
@@ -56,19 +42,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 /// Pages out half of a guest; returns the memory in swap, and the number of wrong bytes then.
 fn page_out(context: &Context, shim: bool) -> Result<(Bytes, u64), LabError> {
     let group = MemoryGroup::new(SCENARIO.name)?;
-    let spec = MachineSpec {
-        seed: context.seed,
-        shim,
-        cgroup: Some(group.dir().to_owned()),
-        ..MachineSpec::new("guest", "reclaimed", MEMORY, MEMORY, WORKLOAD)
-    };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
-    lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= f64::from(VERIFIED_MB)))
-    })?;
+    let spec = context
+        .guest("guest", "reclaimed", MEMORY, WORKLOAD)
+        .with_shim(shim)
+        .in_cgroup(group.dir());
+    let mut lab = context.start([spec])?;
+    fleet::wait_until_filled(&lab, VERIFIED_MB)?;
     group.reclaim(Bytes(group.usage()?.0 / 2))?;
     let pid = lab.machine("guest")?.process().pid;
-    let out = Counters::of(pid).map_err(std::io::Error::other)?.swapped;
+    let out = Counters::of(pid)?.swapped;
     let bad_bytes = fleet::bad_bytes(&lab)?;
     lab.stop()?;
     Ok((out, bad_bytes))

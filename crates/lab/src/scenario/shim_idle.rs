@@ -10,34 +10,19 @@
 //! shim's. Other processes on the host take part of the wall time, but not of that. CPU and order
 //! of the boots change from pair to pair.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::pairs::Median;
-use crate::meb::progress;
+use super::prelude::*;
 use crate::meb::workloads::{MEMORY, cpu_of};
+use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "shim-idle",
     summary: "a guest with the shim and no daemon against one without",
-    file: file!(),
-    measures: &[measured::SHIM],
+    measures: &[&[file!()], measured::SHIM],
     claims: claims! {
         "slowdown_max" <= 0.01 => "ratio",
             "The shim costs nothing while nothing is tracked: memory, system calls, disk (28 \
              paired boots)";
     },
-    rounds: 1,
     run,
 };
 
@@ -47,7 +32,6 @@ const WORKLOAD: &str = "kinds --mb 96 --each 3 --path /dev/data --disk-mb 64";
 const DISK: Bytes = Bytes::mib(64);
 /// The kinds of work, in the guest's order.
 const KINDS: [&str; 6] = ["write", "read", "copy", "random", "system_calls", "disk"];
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// Some multiples of the guest's time on a quiet machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(3);
@@ -84,18 +68,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 fn pair(context: &Context, number: usize) -> Result<IdlePair, LabError> {
     let guest = |name: &str, place| MachineSpec {
-        seed: context.seed,
-        shim: name == WITH,
-        cpus: cpu_of(place),
         data_disk: Some(DISK),
-        ..MachineSpec::new(name, "idle", MEMORY, MEMORY, WORKLOAD)
+        ..context
+            .guest(name, "idle", MEMORY, WORKLOAD)
+            .with_shim(name == WITH)
+            .on_cpus(cpu_of(place))
     };
     let names = if number.is_multiple_of(2) { [WITH, WITHOUT] } else { [WITHOUT, WITH] };
     // The CPUs change after every two pairs.
     let turned = number / 2 % 2;
-    let specs = [guest(names[0], turned), guest(names[1], 1 - turned)];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let mut lab = context.start([guest(names[0], turned), guest(names[1], 1 - turned)])?;
+    progress::wait_until_working(&lab)?;
     let (with, without) = (place(&lab, WITH), place(&lab, WITHOUT));
     let marks = marks(&lab)?;
     let speed = |place: usize, kind| speed(&marks[place], kind);
@@ -121,9 +104,7 @@ fn marks(lab: &Lab) -> Result<Vec<Vec<Mark>>, LabError> {
             return Err(LabError::Timeout { what, limit: LIMIT });
         }
         for (machine, marks) in lab.machines().iter().zip(&mut marks) {
-            if !machine.alive() {
-                return Err(machine.death());
-            }
+            machine.ensure_alive()?;
             let newest = progress::Line::newest(machine);
             let Some(line) = newest.filter(|line| marks.last().is_none_or(|m| m.t_s < line.t_s))
             else {
@@ -131,7 +112,12 @@ fn marks(lab: &Lab) -> Result<Vec<Vec<Mark>>, LabError> {
             };
             let phase = line.value["phase"].as_u64().and_then(|phase| usize::try_from(phase).ok());
             let Some(phase) = phase else { continue };
-            marks.push(Mark { phase, t_s: line.t_s, ops: line.ops, cpu_s: cpu_s(machine)? });
+            marks.push(Mark {
+                phase,
+                t_s: line.t_s,
+                ops: line.ops,
+                cpu_s: threads::cpu_s(&[machine.process().pid], ""),
+            });
         }
         interrupt::sleep(POLL)?;
     }
@@ -147,18 +133,6 @@ fn speed(marks: &[Mark], kind: usize) -> f64 {
     }
 }
 
-/// The CPU time of all threads of a QEMU.
-fn cpu_s(machine: &Machine) -> Result<f64, LabError> {
-    let threads = Path::new("/proc").join(machine.process().pid.to_string()).join("task");
-    let mut cpu_s = 0.0;
-    for thread in std::fs::read_dir(threads)? {
-        // A thread may end meanwhile.
-        let text = std::fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
-        cpu_s += text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9;
-    }
-    Ok(cpu_s)
-}
-
 fn figures(context: &Context, pairs: &[IdlePair]) -> Figures {
     let runs = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
     let mut figures = context.figures(SCENARIO.name, runs);
@@ -169,11 +143,10 @@ fn figures(context: &Context, pairs: &[IdlePair]) -> Figures {
     if let Some((name, median)) = worst {
         let note =
             format!("{name}: work for CPU time, without / with - 1, {}", median.interval_percent());
-        figures.add("slowdown_max", Figure::new(median.value, "ratio", note));
+        figures.tell("slowdown_max", median.value, "ratio", note);
     }
     for (name, median) in &medians {
-        let figure = Figure::new(median.value, "ratio", median.interval_percent());
-        figures.add(&format!("slowdown_{name}"), figure);
+        figures.tell(&format!("slowdown_{name}"), median.value, "ratio", median.interval_percent());
     }
     let boots = Median::of(pairs.iter().map(|p| p.boot_s_with / p.boot_s_without - 1.0).collect());
     let note = format!(
@@ -182,7 +155,7 @@ fn figures(context: &Context, pairs: &[IdlePair]) -> Figures {
         Median::of(pairs.iter().map(|pair| pair.boot_s_with).collect()).value,
         Median::of(pairs.iter().map(|pair| pair.boot_s_without).collect()).value,
     );
-    figures.add("boot_slowdown", Figure::new(boots.value, "ratio", note));
+    figures.tell("boot_slowdown", boots.value, "ratio", note);
     figures
 }
 
@@ -194,13 +167,11 @@ fn page(pairs: &[IdlePair]) -> Page {
     let line = |(kind, name): (usize, &&str)| {
         let points = pairs.iter().zip(0_u32..);
         let points = points.map(|(p, n)| (f64::from(n), (1.0 + p.slowdowns[kind]) * 100.0));
-        Line { name: (*name).to_owned(), points: points.collect() }
+        Line::new(name, points)
     };
-    let lines = KINDS.iter().enumerate().map(line).collect();
-    let mut page = Page::default();
-    page.add(
+    let lines = KINDS.iter().enumerate().map(line);
+    Page::of(
         "CPU time for the same work with the shim, in percent of that without",
-        Chart { unit: "%", across: "pairs", is_log: false, lines, marks: Vec::new() },
-    );
-    page
+        Chart::linear("%", "pairs", lines),
+    )
 }

@@ -10,26 +10,14 @@
 //! lacks a part has not passed: without KVM or without a swap file the figures of both are no
 //! numbers.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::{Direct, MachineSpec};
-use crate::random::Random;
-use crate::recording::Extremes;
+use super::prelude::*;
 use crate::stress::{self, FuzzerCounts, Report, StressResult};
 use crate::swap_file::{SwapFile, Swapped};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "shim-stress",
     summary: "the worst of workers for 20 minutes, and not a byte of guest memory is lost",
-    file: file!(),
-    measures: &[measured::SHIM, measured::SYS],
+    measures: &[&[file!()], measured::SHIM, measured::SYS],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "A program that misuses RAM as QEMU does loses no byte while it is tracked, merged, \
@@ -41,7 +29,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "stall_ms_max" <= HANG_MS => "ms", "The stand-in stands still for a moment only";
         "guests_stall_ms_max" <= HANG_MS => "ms", "Guests stand still for a moment only";
     },
-    rounds: 1,
     run,
 };
 
@@ -55,7 +42,6 @@ const WORKLOAD: &str = "verify --mb 64 --disk /dev/data --disk-mb 64";
 const DISK: Bytes = Bytes::mib(64);
 /// Slow enough that requests queue up.
 const DISK_IOPS: u32 = 400;
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let half = Duration::from_secs(30) * context.minutes.unwrap_or(USUAL_MINUTES);
@@ -96,7 +82,7 @@ fn torment_stand_in(
     context: &Context,
     duration: Duration,
 ) -> Result<(StressResult, Option<f64>), LabError> {
-    let mut lab = Lab::start(&context.dir, &context.provisions, &[])?;
+    let mut lab = context.start([])?;
     let dir = lab.dir().join("disks");
     let paging = Paging::begin(context)?;
     let outcome = stress::stand_in(&dir, context.seed, STAND_IN_MIB, duration)?;
@@ -115,20 +101,14 @@ struct Guests {
 }
 
 fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabError> {
-    let guest = |name: &str, native: bool| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        vcpus: 2,
-        data_disk: Some(DISK),
-        data_direct: Some(Direct { native, iops: DISK_IOPS }),
-        ..MachineSpec::new(name, "stress", MEMORY, MEMORY, WORKLOAD)
+    let guest = |name: &str, native: bool| {
+        let guest = context.guest(name, "stress", MEMORY, WORKLOAD).with_shim(true);
+        guest.with_direct_disk(DISK, native, DISK_IOPS)
     };
     let specs = [guest("native", true), guest("threads", false)];
     let paging = Paging::begin(context)?;
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("the guests to verify", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    let mut lab = context.start(specs)?;
+    progress::wait_until_working(&lab)?;
     for machine in lab.machines() {
         stress::wait_for_shim(machine.process().pid)?;
     }
@@ -176,7 +156,7 @@ fn move_balloons(
         for machine in lab.machines() {
             machine.set_balloon(Bytes(random.between(LEAST_MEMORY.0, MEMORY.0)))?;
         }
-        let next = Instant::now() + Duration::from_millis(random.between(500, 3_000));
+        let next = Instant::now() + random.millis((500, 3_000));
         lab.wait_for("the next move", Duration::from_secs(10), |lab| {
             for machine in lab.machines() {
                 *longest_gap_ms = longest_gap_ms.max(machine.reported("gap_ms"));
@@ -197,21 +177,17 @@ fn add_stand_in(figures: &mut Figures, outcome: &StressResult, swapped_mib: Opti
     }
     let none = Target::Equals(0.0);
     let bad = count(report.bad_bytes);
-    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes in the stand-in"));
+    figures.tell("bad_bytes", bad, "B", "wrong bytes in the stand-in");
     let operations = count(report.operations_done());
-    figures.add("operations", Figure::new(operations, "count", "of the stand-in, each checked"));
+    figures.tell("operations", operations, "count", "of the stand-in, each checked");
     figures.add("kvm_accesses", kvm_accesses(report));
     figures.add("swapped_out", swapped_out(swapped_mib));
     let (kind, longest) = report.longest();
     let stall_ms = longest.as_secs_f64() * 1000.0;
-    figures.add(
-        "stall_ms_max",
-        Figure::new(stall_ms, "ms", format!("the operation that took longest: {kind}")),
-    );
-    figures.add(
-        "left_in_staging_bytes",
-        Figure::new(count(left.0), "B", "of staging, by the kernel's count").target(none),
-    );
+    let note = format!("the operation that took longest: {kind}");
+    figures.tell("stall_ms_max", stall_ms, "ms", note);
+    let note = "of staging, by the kernel's count";
+    figures.check("left_in_staging_bytes", count(left.0), "B", note, none);
     add_toll(figures, "", std::slice::from_ref(toll));
 }
 
@@ -241,14 +217,9 @@ const HANG_MS: f64 = 10_000.0;
 
 fn add_guests(figures: &mut Figures, guests: &Guests) {
     let bad = count(guests.bad_bytes);
-    figures.add(
-        "guests_bad_bytes",
-        Figure::new(bad, "B", "wrong bytes in memory and disks of the guests"),
-    );
-    figures.add(
-        "guests_stall_ms_max",
-        Figure::new(guests.longest_gap_ms, "ms", "longest that a guest's work stood still"),
-    );
+    figures.tell("guests_bad_bytes", bad, "B", "wrong bytes in memory and disks of the guests");
+    let note = "longest that a guest's work stood still";
+    figures.tell("guests_stall_ms_max", guests.longest_gap_ms, "ms", note);
     figures.add("guests_swapped_out", swapped_out(guests.swapped_mib));
     add_toll(figures, "guests_", &guests.tolls);
 }
@@ -304,7 +275,6 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[FuzzerCounts]) {
     add("answer_ms_max", Figure::new(answer_ms, "ms", "the answer that took longest"));
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
 fn count(number: u64) -> f64 {
     number as f64
 }
@@ -362,7 +332,7 @@ mod tests {
         ];
         for (name, report, swapped) in lacking {
             let figures = figures(report, swapped);
-            assert!(!figures.get(name).unwrap().met() && !figures.passed(), "{name}");
+            assert!(!figures.met(name) && !figures.passed(), "{name}");
         }
     }
 }

@@ -12,33 +12,21 @@
 //! pages of their programs.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
 
-use model::Bytes;
 use pages::dedup::KnownPages;
 use pages::offline::{TableRef, hash, overlap};
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::alike;
 use crate::cache::Cache;
 use crate::census::{self, Census, PageOwner};
-use crate::chart::{Chart, Line};
 use crate::debian::{self, Debian};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::progress;
 use crate::merger::Merger;
-use crate::recording::Extremes;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig1",
     summary: "which pages guests share: by segment, on the same or other systems, how often",
-    file: file!(),
-    measures: &[measured::PAGES, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::TABLES],
     claims: claims! {
         "identical_code" => "ratio",
             "Code is the part that two services have in common (nginx and redis on one system)";
@@ -51,7 +39,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "times_shared_4" => "pages", "Four guests share a frame more often";
         "times_shared_6" => "pages", "Six guests share a frame still more often";
     },
-    rounds: 1,
     run,
 };
 
@@ -66,7 +53,6 @@ const MEMORY: Bytes = Bytes::mib(192);
 const GUESTS: usize = SYSTEMS.len() * PROGRAMS.len();
 /// Sizes of fleets for which the figures show how many times pages are shared.
 const SIZES: [usize; 3] = [2, 4, 6];
-const START_LIMIT: Duration = Duration::from_secs(180);
 /// The time that programs work before the measurement.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Merging has ended when it has grown by less than a thousandth between two samples.
@@ -118,9 +104,9 @@ fn fleet(
         MachineSpec { shim: true, seed: context.seed + number as u64, ..spec }
     };
     let specs: Vec<MachineSpec> = (0..GUESTS).map(guest).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, START_LIMIT)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let mut lab = context.start(specs.clone())?;
+    progress::wait_until_working(&lab)?;
+    let pids = lab.pids();
     let merger = Merger::start_knowing(&pids, None, known.clone())?;
     interrupt::sleep(SETTLE)?;
     let census = |machine| Census::take(&lab, machine);
@@ -251,7 +237,7 @@ fn by_segment(figures: &mut Figures, same: &[Guest]) {
     }
     let next = others.into_iter().largest();
     let note = "identical_code less identical_data or identical_stack, the larger of both";
-    figures.add("code_above_others", Figure::new(code - next, "ratio", note));
+    figures.tell("code_above_others", code - next, "ratio", note);
 }
 
 /// Figures 6 and 7, by the amount of sharing.
@@ -266,19 +252,16 @@ fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
                 mib(all.pages),
                 ratio(all.pages - all.contents, all.pages)
             );
-            figures.add(&format!("saved_{name}_{count}"), Figure::new(all.saved(), "ratio", note));
+            figures.tell(&format!("saved_{name}_{count}"), all.saved(), "ratio", note);
             let all = programs(&guests[..count]);
             let note = format!("the same of the {} MiB of their programs", mib(all.pages));
-            figures
-                .add(&format!("programs_{name}_{count}"), Figure::new(all.saved(), "ratio", note));
+            figures.tell(&format!("programs_{name}_{count}"), all.saved(), "ratio", note);
         }
     }
     let count = SYSTEMS.len();
     let [one, other] = [same, different].map(|guests| programs(&guests[..count]).saved());
     let note = format!("programs_same_{count} to programs_different_{count}");
-    let figure = Figure::new(one / other, "ratio", note);
-    let paper = "the same system is worth more than different ones (no number)";
-    figures.add("same_vs_different", figure.paper(paper));
+    figures.tell("same_vs_different", one / other, "ratio", note);
     let all = Counted::of(same, |_| true);
     let note = "of what could be shared on the same system, is, with the guests paused";
     figures.add(
@@ -299,7 +282,7 @@ fn tables(figures: &mut Figures, systems: &[Debian]) -> Result<(), LabError> {
         let note = format!("of {} pages of code of the first are in the second", tables[one].len());
         let share = found.both as f64 / tables[one].len() as f64;
         let name = format!("code_{}_{}", SYSTEMS[one], SYSTEMS[other]);
-        figures.add(&name, Figure::new(share, "ratio", note));
+        figures.tell(&name, share, "ratio", note);
     }
     Ok(())
 }
@@ -340,25 +323,21 @@ fn by_times(figures: &mut Figures, same: &[Guest]) {
 fn page(same: &[Guest], different: &[Guest]) -> Page {
     let both = [("same system", same), ("different systems", different)];
     let saved = |which: fn(PageOwner) -> bool| {
-        let line = |(name, guests): (&str, &[Guest])| Line {
-            name: name.to_owned(),
-            points: (1..=GUESTS)
-                .map(|count| {
+        let line = |(name, guests): (&str, &[Guest])| {
+            Line::new(
+                name,
+                (1..=GUESTS).map(|count| {
                     let saved = Counted::of(&guests[..count], which).saved();
                     (count as f64, saved * 100.0)
-                })
-                .collect(),
+                }),
+            )
         };
-        let lines = both.map(line).to_vec();
-        Chart { unit: "% saved", across: "guests", is_log: false, lines, marks: Vec::new() }
+        Chart::linear("% saved", "guests", both.map(line))
     };
-    let line = |size: &usize| Line {
-        name: format!("{size} guests"),
-        points: (0..).map(f64::from).zip(times(&same[..*size])).skip(1).collect(),
+    let line = |size: &usize| {
+        Line::new(format!("{size} guests"), (0..).map(f64::from).zip(times(&same[..*size])).skip(1))
     };
-    let lines = SIZES.iter().map(line).collect();
-    let times =
-        Chart { unit: "% of frames", across: "times", is_log: false, lines, marks: Vec::new() };
+    let times = Chart::linear("% of frames", "times", SIZES.iter().map(line));
     let mut page = Page::default();
     page.add("Memory that is saved", saved(|_| true));
     page.add("Memory of programs that is saved", saved(PageOwner::is_of_programs));

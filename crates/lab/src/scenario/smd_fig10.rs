@@ -32,36 +32,23 @@
 //! **Left out**: other operating systems in each VM, as in the paper's Fig. 6; CMD, which needs
 //! hardware.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, PagesPerMs, TrackingBudget};
+use model::{PagesPerMs, TrackingBudget};
 
 use super::dedup_vs_ksm::anonymous_mib;
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
+use crate::arms::ROUNDS;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::pairs::LEAST_COUNT;
-use crate::meb::progress::{self, Lines};
-use crate::memory_group::MemoryGroup;
+use crate::meb::progress::Lines;
 use crate::pinning::{self, Pinned};
-use crate::recording::median;
 use crate::slow_disk::SlowDisk;
 use crate::smd::{Guest, Programs};
 use crate::swap_file::SwapFile;
 use crate::threads;
-use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig10",
     summary: "a web server beside 1 to 8 VMs, memory short: merged, known before, and not",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "response_slope" <= 0.03 => "ratio",
             "A web server answers as fast with seven other VMs as alone where memory is short \
@@ -77,15 +64,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Where memory is large, the web server's time with a table is this part of that \
              without (one course each)";
     },
-    rounds: 1,
     run: |context| compare(context, &WEB),
 };
 
 pub(super) const FIG_11: Scenario = Scenario {
     name: "smd-fig11",
     summary: "a compiler beside 1 to 8 VMs, memory short: merged, known before, and not",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "run_time_slope" <= 0.03 => "ratio",
             "A compiler compiles as fast with seven other VMs as alone", "almost the same";
@@ -93,7 +78,6 @@ pub(super) const FIG_11: Scenario = Scenario {
             "Seven other VMs slow the compiler less where known code is shared than without \
              merging, in the same rounds";
     },
-    rounds: 1,
     run: |context| compare(context, &BUILD),
 };
 
@@ -150,14 +134,13 @@ const CPUS: [usize; 2] = [0, 1];
 const ALL: usize = 1 + OTHERS.len();
 /// The arms of a round with short memory.
 const ARMS: [(&str, TableArm); 4] = [
-    ("none", TableArm::Nothing),
-    ("static", TableArm::Static),
+    (NONE, TableArm::Nothing),
+    (STATIC, TableArm::Static),
     ("dynamic", TableArm::Dynamic),
     ("ksm", TableArm::Kernel),
 ];
-const NONE: usize = 0;
-const STATIC: usize = 1;
-const ROUNDS: usize = LEAST_COUNT;
+const NONE: &str = "none";
+const STATIC: &str = "static";
 /// Pages in a millisecond.
 const RATE: u32 = 10;
 const SWAP: Bytes = Bytes::mib(2048);
@@ -166,7 +149,6 @@ const READS_PER_S: u32 = 1_000;
 /// Memory of the group that is not in the comparison, in MiB: page tables, other kernel objects,
 /// and files.
 const BESIDE: f64 = 64.0;
-const START_LIMIT: Duration = Duration::from_secs(120);
 /// With all VMs: long enough for each guest to go through its programs once, if they are
 /// resident.
 const FIRST_CHECK: Duration = Duration::from_secs(22);
@@ -183,8 +165,8 @@ enum TableArm {
     Kernel,
 }
 
-/// The courses of one round, by [`ARMS`].
-type TableRound = [Vec<TableStage>; ARMS.len()];
+/// The stages of each course.
+type Courses = Arms<Vec<TableStage>>;
 
 /// A time of a stage.
 type TimeOf = fn(&TableStage) -> f64;
@@ -236,56 +218,47 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some MiB")]
     let small = Bytes::mib(small_mib as u64);
-    let mut rounds: Vec<TableRound> = Vec::new();
+    let mut courses = Courses::default();
     for number in 1..=ROUNDS {
-        let mut order: Vec<usize> = (0..ARMS.len()).collect();
-        if number % 2 == 0 {
-            order.reverse();
-        }
-        let mut round = TableRound::default();
-        for arm in order {
-            let (name, way) = ARMS[arm];
-            let name = format!("round {number}: {name}, {small}");
-            round[arm] = course(&name, way, Some(small), timed.counts)?;
-        }
-        rounds.push(round);
+        courses.turn(Order::Alternating, &ARMS, |name, way| {
+            course(&format!("round {number}: {name}, {small}"), *way, Some(small), timed.counts)
+        })?;
     }
-    let mut figures = context.figures(timed.scenario, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
-    add_slopes(&mut figures, timed, &rounds);
+    let mut figures = context.figures(timed.scenario, ROUNDS);
+    add_slopes(&mut figures, timed, &courses);
     let note = format!(
         "{ALL} VMs with static to none, where memory is large; none {}; static {}",
         in_words(&[none]),
         in_words(&[merged])
     );
     let ratio = merged.mean_in_clocks() / none.mean_in_clocks();
-    figures.add("static_vs_none_large", Figure::new(ratio, "ratio", note));
+    figures.tell("static_vs_none_large", ratio, "ratio", note);
     let note = format!("what all may have; {ALL} VMs want {wanted_mib:.0}, merged {merged_mib:.0}");
-    figures.add("small_mib", Figure::new(small.as_mib(), "MiB", note));
-    page(timed, &rounds[0]).write(&context.dir, &mut figures)?;
+    figures.tell("small_mib", small.as_mib(), "MiB", note);
+    page(timed, &courses).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
 /// Adds the increase of the timed guest's time from one VM to all: of each arm, and of the table
 /// less that of no merging in the same round.
-fn add_slopes(figures: &mut Figures, timed: &Timed, rounds: &[TableRound]) {
+fn add_slopes(figures: &mut Figures, timed: &Timed, courses: &Courses) {
     let mean: (_, TimeOf, _) = (timed.mean_slope, TableStage::mean_in_clocks, "mean over all");
     let median_slope = timed.median_slope.map(|name| {
         (name, (|stage: &TableStage| stage.in_clocks) as TimeOf, "median over seconds")
     });
     for (kind, time, how) in median_slope.into_iter().chain([mean]) {
-        for (arm, (name, _)) in ARMS.iter().enumerate() {
-            let each = rounds.iter().map(|round| in_words(&round[arm]));
+        for (name, _) in ARMS {
+            let each = courses.of(name).map(|stages| in_words(stages));
             let each = each.collect::<Vec<_>>().join(" / ");
             let note = format!("longer with {ALL} VMs than with one, {how}; {each}");
-            let slopes = rounds.iter().map(|round| slope(&round[arm], time)).collect();
+            let slopes = courses.each(name, |stages| slope(stages, time));
             let figure = Figure::of_rounds(slopes, "ratio", note);
-            let name = if arm == STATIC { kind.to_owned() } else { format!("{kind}_{name}") };
+            let name = if name == STATIC { kind.to_owned() } else { format!("{kind}_{name}") };
             figures.add(&name, figure.paper("SMD: almost the same; KSM: grows"));
         }
-        let less = |round: &TableRound| slope(&round[STATIC], time) - slope(&round[NONE], time);
+        let less = courses.both(STATIC, NONE, |table, none| slope(table, time) - slope(none, time));
         let note = "the increase with the table less that without merging, in the same round";
-        let figure = Figure::of_rounds(rounds.iter().map(less).collect(), "ratio", note);
-        figures.add(&format!("{kind}_to_none"), figure);
+        figures.tell_rounds(&format!("{kind}_to_none"), less, "ratio", note);
     }
 }
 
@@ -319,9 +292,9 @@ fn course(
     let like_it = Guest { name: "clock", workload: timed.clock, ..timed.guest };
     let cpus = vec![CPUS[0]];
     let for_itself = MachineSpec { ksm: false, cpus, ..programs.machine(&like_it) };
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs[..1])?;
+    let mut lab = context.start(specs[..1].to_vec())?;
     let mut clock = Lab::start(&context.dir.join("clock"), &context.provisions, &[for_itself])?;
-    progress::wait_until_working(&clock, START_LIMIT)?;
+    progress::wait_until_working(&clock)?;
     let mut at = TablePhase::begin(way, programs, &lab, &group)?;
     if let TablePhase::Ours(worker) = &at {
         disk.take_in(worker.identity().pid)?;
@@ -334,7 +307,7 @@ fn course(
         for pid in lab.pids() {
             disk.take_in(pid)?;
         }
-        progress::wait_until_working(&lab, START_LIMIT)?;
+        progress::wait_until_working(&lab)?;
         interrupt::sleep(if count == ALL { FIRST_CHECK } else { SETTLE })?;
         let is_end = count == 1 || count == ALL;
         let stage = at.look(&lab, &clock, if is_end { timed.window } else { SHORT_WINDOW })?;
@@ -452,21 +425,13 @@ fn in_words(stages: &[TableStage]) -> String {
     stages.iter().map(word).collect::<Vec<_>>().join("; ")
 }
 
-fn page(timed: &Timed, round: &TableRound) -> Page {
-    let points = |stages: &[TableStage]| {
-        stages.iter().map(|stage| (stage.vms as f64, stage.mean_in_clocks())).collect()
-    };
-    let arms = ARMS.iter().zip(round);
-    let line = |((name, _), stages): (&(&str, _), &Vec<TableStage>)| Line {
-        name: (*name).to_owned(),
-        points: points(stages),
-    };
-    let lines = arms.map(line).collect();
-    let chart =
-        Chart { unit: "of the clock's", across: "VMs", is_log: false, lines, marks: Vec::new() };
-    let mut page = Page::default();
-    page.add(timed.title, chart);
-    page
+fn page(timed: &Timed, courses: &Courses) -> Page {
+    let point = |stage: &TableStage| (stage.vms as f64, stage.mean_in_clocks());
+    // In the first round the arms ran as they are listed.
+    let lines = courses.0.iter().take(1).flatten();
+    let lines = lines.map(|(name, stages)| Line::new(name, stages.iter().map(point)));
+    let chart = Chart::linear("of the clock's", "VMs", lines);
+    Page::of(timed.title, chart)
 }
 
 #[cfg(test)]

@@ -18,33 +18,22 @@
 //! (KSM's checksums in every pass, our hashes), and compared up to the first difference.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use pages::dedup::{ContentLocation, Index, KnownPages};
 use pages::offline::{Sampled, Sampling, hash};
 use serde_json::json;
 
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::alike::{GuestPage, Named, pages};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::fleet;
-use crate::interrupt;
 use crate::ksm::{self, Ksm};
 use crate::ksm_trees::{self, Comparisons};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::merger::Merger;
-use crate::recording::Extremes;
+use crate::merger::{Merger, Merging};
 use crate::smd::{GUESTS, Programs};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig12",
     summary: "how soon guests share their programs' code: known before, found as they run, by KSM",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "code_shared_1s" >= 0.9 => "ratio",
             "Of the code that is ever shared, nearly all is a second after all guests work",
@@ -61,7 +50,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "By the same model, it reads this part of the bytes that KSM reads, hashed ones \
              included";
     },
-    rounds: 1,
     run,
 };
 
@@ -87,8 +75,15 @@ enum ScanArm {
     Kernel,
 }
 
-const WAYS: [(&str, ScanArm); 3] =
-    [("static", ScanArm::Static), ("dynamic", ScanArm::Dynamic), ("ksm", ScanArm::Kernel)];
+/// Guests that check their programs, with the table.
+const CHECKED: &str = "static, programs checked";
+/// The ways, and the seconds between two checks; 0: none.
+const WAYS: [(&str, (ScanArm, u32)); 4] = [
+    ("static", (ScanArm::Static, 0)),
+    ("dynamic", (ScanArm::Dynamic, 0)),
+    ("ksm", (ScanArm::Kernel, 0)),
+    (CHECKED, (ScanArm::Static, CHECK_S)),
+];
 
 /// Result of a sample.
 struct ScanSample {
@@ -109,76 +104,45 @@ type Course = Vec<ScanSample>;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let programs = Programs::provide(context)?;
-    let mut courses = Vec::new();
     let mut last = Vec::new();
-    let run = |name: &str, way: ScanArm, check_s: u32| {
-        context.say(&format!("{name} ..."));
-        let (course, seen) = course(context, &programs, way, check_s)?;
+    let courses = Arms::once(context, &WAYS, |_, (way, check_s)| {
+        let (course, seen) = course(context, &programs, *way, *check_s)?;
         for look in &course {
             let (at, share, alike) = (look.at, look.share() * 100.0, look.alike);
             context.say(&format!("  {at:.1} s: {share:.1} % of {alike}"));
         }
-        Ok::<_, LabError>((course, seen))
-    };
-    for (name, way) in WAYS {
-        let (course, seen) = run(name, way, 0)?;
-        courses.push(course);
-        last = seen;
-    }
-    let (checked, _) = run("static, programs checked", ScanArm::Static, CHECK_S)?;
+        if *way == ScanArm::Kernel {
+            last = seen;
+        }
+        Ok(course)
+    })?;
     let mut figures = context.figures(SCENARIO.name, 1);
-    add_shares(&mut figures, &courses, &checked);
+    add_shares(&mut figures, &courses);
     add_comparisons(&mut figures, &last);
-    let names = WAYS.iter().map(|(name, _)| *name).chain(["static, programs checked"]);
-    let lines = names.zip(courses.iter().chain([&checked])).map(|(name, course)| Line {
-        name: name.to_owned(),
-        points: course.iter().map(|look| (look.at, look.share() * 100.0)).collect(),
+    let lines = courses.iter().map(|(name, course)| {
+        Line::new(name, course.iter().map(|look| (look.at, look.share() * 100.0)))
     });
-    let chart = Chart {
-        unit: "% of the code that could be shared",
-        across: "seconds",
-        is_log: false,
-        lines: lines.collect(),
-        marks: Vec::new(),
-    };
-    let mut page = Page::default();
-    page.add("Code of four guests that is shared", chart);
-    page.write(&context.dir, &mut figures)?;
+    let chart = Chart::linear("% of the code that could be shared", "seconds", lines);
+    Page::of("Code of four guests that is shared", chart).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-/// Merging in progress.
-enum ScanPhase {
-    Ours(Merger),
-    Kernel(Ksm),
-}
-
-impl ScanPhase {
-    /// Stops scanning; merges in progress end.
-    fn stop(&self) -> Result<(), LabError> {
-        match self {
-            Self::Ours(merger) => merger.set_rate(0),
-            Self::Kernel(ksm) => ksm.stop()?,
-        }
-        Ok(())
-    }
-
-    fn go_on(&self) -> Result<(), LabError> {
-        match self {
-            Self::Ours(merger) => merger.set_rate(RATE),
-            Self::Kernel(ksm) => ksm.go_on()?,
-        }
-        Ok(())
-    }
-}
-
 /// Reads all pages, while nothing changes them.
-fn look(lab: &Lab, merging: Option<&ScanPhase>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
+fn look(lab: &Lab, merging: Option<&Merging>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
     let tell = |what| lab.machines().iter().try_for_each(|it| it.qmp(what, json!({})).map(drop));
+    let scan = |works: bool| {
+        match merging {
+            Some(Merging::Ours(merger)) => merger.set_rate(if works { RATE } else { 0 }),
+            Some(Merging::Kernel(ksm)) if works => ksm.go_on()?,
+            Some(Merging::Kernel(ksm)) => ksm.stop()?,
+            None => {}
+        }
+        Ok::<_, LabError>(())
+    };
     tell("stop")?;
-    merging.map_or(Ok(()), ScanPhase::stop)?;
+    scan(false)?;
     let seen = pages(pids)?;
-    merging.map_or(Ok(()), ScanPhase::go_on)?;
+    scan(true)?;
     tell("cont")?;
     Ok(seen)
 }
@@ -198,23 +162,22 @@ fn course(
     let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
     let mut merging = None;
     let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, &specs, |lab| {
-        let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
+        let pids = lab.pids();
         if pids.len() == GUESTS.len() {
             merging = Some(match way {
-                ScanArm::Static => ScanPhase::Ours(Merger::start_knowing(
-                    &pids,
-                    Some(RATE),
-                    KnownPages::of(&table),
-                )?),
-                ScanArm::Dynamic => ScanPhase::Ours(Merger::start(&pids, Some(RATE), None)?),
-                ScanArm::Kernel => ScanPhase::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
+                ScanArm::Static => {
+                    let known = KnownPages::of(&table);
+                    Merging::Ours(Merger::start_knowing(&pids, Some(RATE), known)?)
+                }
+                ScanArm::Dynamic => Merging::Ours(Merger::start(&pids, Some(RATE), None)?),
+                ScanArm::Kernel => Merging::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
             });
         }
         Ok(())
     })?;
     fleet::wait_until_working(&lab)?;
     let (mut since, mut at) = (Instant::now(), Duration::ZERO);
-    let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
+    let pids = lab.pids();
     let named = Named::by(&table);
     let (mut course, mut seen) = (Vec::new(), Vec::new());
     for due in LOOKS {
@@ -243,26 +206,24 @@ fn shared_at_first(course: &[ScanSample]) -> f64 {
     }
 }
 
-fn add_shares(figures: &mut Figures, courses: &[Course], checked: &[ScanSample]) {
+fn add_shares(figures: &mut Figures, courses: &Arms<Course>) {
+    let at_first = |name: &str| courses.number(name, |course| shared_at_first(course));
     let note =
         "of the code that can be shared in the end, is shared a second after all guests work";
-    for ((name, way), course) in WAYS.iter().zip(courses) {
-        let figure = Figure::new(shared_at_first(course), "ratio", note);
-        let is_ours = *way == ScanArm::Static;
-        let name = if is_ours { String::new() } else { format!("_{name}") };
-        figures.add(&format!("code_shared_1s{name}"), figure);
-    }
+    figures.tell("code_shared_1s", at_first("static"), "ratio", note);
+    figures.tell("code_shared_1s_dynamic", at_first("dynamic"), "ratio", note);
+    figures.tell("code_shared_1s_ksm", at_first("ksm"), "ratio", note);
     let note = "the same with the table, where guests read whole program files";
-    figures.add("code_shared_1s_checked", Figure::new(shared_at_first(checked), "ratio", note));
-    let least = courses.first().map(|course| course.iter().map(ScanSample::share).smallest());
+    figures.tell("code_shared_1s_checked", at_first(CHECKED), "ratio", note);
+    let least = |course: &Course| course.iter().map(ScanSample::share).smallest();
     let note = "with the table, at the worst of all looks, of what could be shared then";
-    let least = Figure::new(least.unwrap_or(f64::NAN), "ratio", note);
-    figures.add("code_shared_least", least);
-    for ((name, _), course) in WAYS.iter().zip(courses) {
-        let done =
-            course.iter().find(|look| look.share() >= NEARLY).map_or(f64::NAN, |look| look.at);
-        let figure = Figure::new(done, "s", "until 0.9 of what could be was seen to be shared");
-        figures.add(&format!("shared_after_{name}"), figure);
+    figures.tell("code_shared_least", courses.number("static", least), "ratio", note);
+    for name in ["static", "dynamic", "ksm"] {
+        let done = courses.number(name, |course| {
+            course.iter().find(|look| look.share() >= NEARLY).map_or(f64::NAN, |look| look.at)
+        });
+        let note = "until 0.9 of what could be was seen to be shared";
+        figures.tell(&format!("shared_after_{name}"), done, "s", note);
     }
 }
 
@@ -275,19 +236,18 @@ fn add_comparisons(figures: &mut Figures, seen: &[GuestPage]) {
     let ours = with_index(seen);
     let note =
         format!("comparisons to KSM's, over {} pages of which {shared} are shared", seen.len());
-    figures.add("comparisons_vs_ksm", Figure::new(ratio(ours.all, kernel.all), "ratio", note));
+    figures.tell("comparisons_vs_ksm", ratio(ours.all, kernel.all), "ratio", note);
     let note = "bytes hashed and compared, to KSM's";
-    figures.add("bytes_vs_ksm", Figure::new(ratio(ours.bytes, kernel.bytes), "ratio", note));
+    figures.tell("bytes_vs_ksm", ratio(ours.bytes, kernel.bytes), "ratio", note);
     let note = "of these, comparisons of pages that are not equal, to KSM's";
-    figures.add("futile_vs_ksm", Figure::new(ratio(ours.futile, kernel.futile), "ratio", note));
+    figures.tell("futile_vs_ksm", ratio(ours.futile, kernel.futile), "ratio", note);
     let note = "KSM's trees for each of the paper's classes, to KSM's";
-    figures.add("classes_vs_ksm", Figure::new(ratio(classified.all, kernel.all), "ratio", note));
+    figures.tell("classes_vs_ksm", ratio(classified.all, kernel.all), "ratio", note);
     let note = "of KSM's comparisons";
     let futile = Figure::new(ratio(kernel.futile, kernel.all), "ratio", note);
     figures.add("futile_ksm", futile.paper("0.8"));
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a ratio")]
 fn ratio(one: u64, other: u64) -> f64 {
     one as f64 / other as f64
 }

@@ -12,32 +12,18 @@
 //! depends on the passes, and not on their distribution over time. The kernel itself counts the
 //! scanned pages that were not merged.
 
-use std::time::{Duration, Instant};
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::alike;
 use crate::cache::Cache;
-use crate::chart::{Chart, Line};
 use crate::debian::Debian;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
 use crate::ksm::{Ksm, Rate};
 use crate::ksm_trees;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress;
 use crate::pinning::Pinned;
-use crate::recording::Extremes;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig2",
     summary: "KSM's own trade-off: a web server's response time and what is shared, by pace",
-    file: file!(),
-    measures: &[measured::PAGES, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::TABLES],
     claims: claims! {
         "out_of_order" == 0.0 => "count",
             "With each step to a larger batch or a shorter sleep KSM takes no less CPU and shares \
@@ -46,14 +32,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Nearly all of KSM's comparisons are of unequal pages in two passes", "0.8";
         "futile_8" => "ratio", "Nearly all of them are so in eight passes", "0.8";
     },
-    rounds: 1,
     run,
 };
 
 const GUESTS: [(&str, &str); 2] =
     [("web", "nginx --mb 8 --check-s 0"), ("database", "redis --mb 8 --check-s 0 --rate 200")];
 const MEMORY: Bytes = Bytes::mib(128);
-const START_LIMIT: Duration = Duration::from_secs(180);
 /// The CPU of the web server and of `ksmd`.
 const CPU: usize = 0;
 const WEB: usize = 0;
@@ -90,16 +74,17 @@ struct SweepRun {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let debian = Debian::provide(&Cache::open()?)?;
-    let guest = |(number, (name, work)): (usize, &(&str, &str))| MachineSpec {
-        cpus: vec![number],
-        ..MachineSpec::new(name, "ksm", MEMORY, MEMORY, work).with_debian(&debian)
+    let guest = |(number, (name, work)): (usize, &(&str, &str))| {
+        MachineSpec::new(name, "ksm", MEMORY, MEMORY, work)
+            .on_cpus(vec![number])
+            .with_debian(&debian)
     };
     let specs: Vec<MachineSpec> = GUESTS.iter().enumerate().map(guest).collect();
     // Pinned before KSM starts, so that its affinity is restored last.
     let _ksmd = Pinned::to(CPU, Ksm::thread()?)?;
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, START_LIMIT)?;
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let mut lab = context.start(specs)?;
+    progress::wait_until_working(&lab)?;
+    let pids = lab.pids();
     let mut courses = Vec::new();
     for rate in rates() {
         let course = course(&lab, &pids, rate)?;
@@ -113,8 +98,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for passes in PASSES {
         let (counted, ..) = ksm_trees::scan(&contents, passes);
         let note = format!("of KSM's comparisons in {passes} passes over {} pages", contents.len());
-        let futile = Figure::new(counted.futile as f64 / counted.all as f64, "ratio", note);
-        figures.add(&format!("futile_{passes}"), futile.paper("steady at about 0.8"));
+        let futile = counted.futile as f64 / counted.all as f64;
+        figures.tell(&format!("futile_{passes}"), futile, "ratio", note);
     }
     page(&courses).write(&context.dir, &mut figures)?;
     Ok(figures)
@@ -200,8 +185,8 @@ fn figures(context: &Context, courses: &[SweepRun]) -> Figures {
         let note = format!("shared after {worked:.0} s, to the most, {most} pages");
         let shared = Figure::new(number(&share), "ratio", note);
         figures.add(&format!("shared_{name}"), shared.paper(paper));
-        let figure = Figure::new(number(&|course| course.cpu), "ratio", "of a CPU that ksmd takes");
-        figures.add(&format!("cpu_{name}"), figure);
+        let (cpu, note) = (number(&|course| course.cpu), "of a CPU that ksmd takes");
+        figures.tell(&format!("cpu_{name}"), cpu, "ratio", note);
         let note = "of ksmd's looks at a page, merged nothing";
         let fruitless = Figure::new(number(&|course| course.fruitless), "ratio", note);
         figures.add(&format!("fruitless_{name}"), fruitless.paper("about 0.8"));
@@ -223,7 +208,7 @@ fn add_out_of_order(figures: &mut Figures, courses: &[SweepRun]) {
     });
     let note = "steps to a larger batch or a shorter sleep after which ksmd takes less CPU, or \
                 less is shared";
-    figures.add("out_of_order", Figure::new(counts.sum(), "count", note));
+    figures.tell("out_of_order", counts.sum(), "count", note);
 }
 
 /// How often a value is less than the one before it; NaN when one of them is no number.
@@ -250,7 +235,7 @@ fn page(courses: &[SweepRun]) -> Page {
             let of = courses.iter().filter(|course| usual(course.rate));
             let mut points: Vec<_> = of.map(|course| (at(course.rate), what(course))).collect();
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
-            Line { name: name.to_owned(), points }
+            Line::new(name, points)
         };
         let lines = vec![
             line("response", &|course| (1.0 + course.slowdown.value) * 100.0),
@@ -258,7 +243,7 @@ fn page(courses: &[SweepRun]) -> Page {
             line("ksmd's CPU", &|course| course.cpu * 100.0),
             line("fruitless", &|course| course.fruitless * 100.0),
         ];
-        Chart { unit: "%", across, is_log: false, lines, marks: Vec::new() }
+        Chart::linear("%", across, lines)
     };
     let mut page = Page::default();
     page.add("By the size of a batch, 30 ms of sleep", chart("pages", true));

@@ -11,34 +11,23 @@
 //! time with fresh guests, ours first and last. A run without merging shows how far the guests'
 //! memory drifts by itself.
 
-use std::time::{Duration, Instant};
-
 use pages::dedup::KnownPages;
 
 use super::dedup_vs_ksm::anonymous_mib;
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures};
-use crate::interrupt;
+use super::prelude::*;
 use crate::ksm::{self, Ksm};
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::merger::Merger;
+use crate::merger::{Merger, Merging};
 use crate::smd::{Guest, Programs};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-saved",
     summary: "real guests merged with a table and by KSM: how much of their memory each saves",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "saved_vs_ksm" >= 0.95 => "ratio",
             "With a table and by looking, Overbook saves what KSM does in all";
         "drift_mib" => "MiB", "Without merging the guests' memory drifts by this";
     },
-    rounds: 1,
     run,
 };
 
@@ -48,13 +37,9 @@ const GUESTS: [Guest; 4] = [
     Guest { name: "builder", mb: 320, workload: "gcc --rate 0.2 --check-s 10" },
     Guest { name: "calm", mb: 160, workload: "shell --rate 0.2 --check-s 10" },
 ];
-const WAYS: [(&str, SavingArm); 5] = [
-    ("ours", SavingArm::Ours),
-    ("ksm", SavingArm::Kernel),
-    ("none", SavingArm::Nobody),
-    ("ksm again", SavingArm::Kernel),
-    ("ours again", SavingArm::Ours),
-];
+const OURS: [&str; 2] = ["ours", "ours again"];
+const KSM: [&str; 2] = ["ksm", "ksm again"];
+const NONE: &str = "none";
 /// Pages per millisecond that both ways scan.
 const RATE: u32 = 50;
 const WARM_LIMIT: Duration = Duration::from_secs(180);
@@ -68,24 +53,8 @@ const LITTLE_MIB: f64 = 2.0;
 const FEWEST_WINDOWS: usize = 4;
 const MOST_WINDOWS: usize = 10;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SavingArm {
-    Ours,
-    Kernel,
-    Nobody,
-}
-
-/// Merging in progress.
-enum SavingPhase {
-    Ours(Merger),
-    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
-    Nobody,
-}
-
 /// The course of one way.
 struct SavingRun {
-    name: &'static str,
-    way: SavingArm,
     /// The guests' memory before merging, in MiB.
     before: f64,
     /// Per window: seconds since the start, and MiB saved.
@@ -94,52 +63,40 @@ struct SavingRun {
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let programs = Programs::provide(context)?;
-    let mut courses = Vec::new();
-    for (name, way) in WAYS {
-        context.say(&format!("{name} ..."));
-        let course = course(context, &programs, name, way)?;
+    let arms = [OURS[0], KSM[0], NONE, KSM[1], OURS[1]].map(|name| (name, ()));
+    let courses = Arms::once(context, &arms, |name, ()| {
+        let course = course(context, &programs, name)?;
         context.say(&course.in_words());
-        courses.push(course);
-    }
+        Ok(course)
+    })?;
     let mut figures = figures(context, &courses);
-    let line =
-        |course: &SavingRun| Line { name: course.name.to_owned(), points: course.saved.clone() };
-    let lines = courses.iter().map(line).collect();
-    let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
-    let mut page = Page::default();
-    page.add("Memory saved", chart);
-    page.write(&context.dir, &mut figures)?;
+    let line = |(name, course): (&str, &SavingRun)| Line::new(name, course.saved.clone());
+    let chart = Chart::linear("MiB", "seconds", courses.iter().map(line));
+    Page::of("Memory saved", chart).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-fn course(
-    context: &Context,
-    programs: &Programs,
-    name: &'static str,
-    way: SavingArm,
-) -> Result<SavingRun, LabError> {
+fn course(context: &Context, programs: &Programs, name: &str) -> Result<SavingRun, LabError> {
     let spec = |guest| MachineSpec { seed: context.seed, shim: true, ..programs.machine(guest) };
-    let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(GUESTS.iter().map(spec))?;
     lab.wait_for("every guest to have checked its programs", WARM_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.reported("checks") >= CHECKS))
     })?;
     let pids = lab.pids();
-    let before = mean_mib(&pids, &SavingPhase::Nobody)?;
+    let before = mean_mib(&pids, None)?;
     let began = Instant::now();
-    let at = match way {
-        SavingArm::Ours => SavingPhase::Ours(Merger::start_knowing(
-            &pids,
-            Some(RATE),
-            KnownPages::of(&programs.table()?),
-        )?),
-        SavingArm::Kernel => SavingPhase::Kernel(Ksm::start(ksm::FAST)?),
-        SavingArm::Nobody => SavingPhase::Nobody,
+    let at = if OURS.contains(&name) {
+        let known = KnownPages::of(&programs.table()?);
+        Some(Merging::Ours(Merger::start_knowing(&pids, Some(RATE), known)?))
+    } else if KSM.contains(&name) {
+        Some(Merging::Kernel(Ksm::start(ksm::FAST)?))
+    } else {
+        None
     };
     let mut saved = vec![(0.0, 0.0)];
     loop {
         let best = saved.iter().map(|(_, saved)| *saved).fold(f64::NEG_INFINITY, f64::max);
-        let now = before - mean_mib(&pids, &at)?;
+        let now = before - mean_mib(&pids, at.as_ref())?;
         saved.push((began.elapsed().as_secs_f64(), now));
         let is_over = saved.len() > FEWEST_WINDOWS && now <= best + LITTLE_MIB;
         if is_over || saved.len() > MOST_WINDOWS {
@@ -148,18 +105,14 @@ fn course(
     }
     drop(at);
     lab.stop()?;
-    Ok(SavingRun { name, way, before, saved })
+    Ok(SavingRun { before, saved })
 }
 
 /// The memory of all guests, including the pool: the mean over a window.
-fn mean_mib(pids: &[u32], at: &SavingPhase) -> Result<f64, LabError> {
+fn mean_mib(pids: &[u32], at: Option<&Merging>) -> Result<f64, LabError> {
     let (end, mut sum, mut looks) = (Instant::now() + WINDOW, 0.0, 0.0);
     while Instant::now() < end {
-        let pool = match at {
-            SavingPhase::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
-            SavingPhase::Kernel(_) | SavingPhase::Nobody => 0.0,
-        };
-        sum += anonymous_mib(pids)? + pool;
+        sum += anonymous_mib(pids)? + at.map_or(0.0, Merging::pool_mib);
         looks += 1.0;
         interrupt::sleep(LOOK_EVERY)?;
     }
@@ -183,21 +136,17 @@ impl SavingRun {
     }
 }
 
-fn figures(context: &Context, courses: &[SavingRun]) -> Figures {
+fn figures(context: &Context, courses: &Arms<SavingRun>) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 2);
-    let of = |way: SavingArm| -> Vec<f64> {
-        courses.iter().filter(|course| course.way == way).map(SavingRun::in_the_end).collect()
-    };
-    let (ours, ksm) = (of(SavingArm::Ours), of(SavingArm::Kernel));
+    let of = |name: &str| courses.number(name, SavingRun::in_the_end);
+    let (ours, ksm) = (OURS.map(of), KSM.map(of));
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let note = format!("both times, {ours:.0?} MiB, to KSM's {ksm:.0?}");
-    figures.add("saved_vs_ksm", Figure::new(sum(&ours) / sum(&ksm), "ratio", note));
-    for (name, values) in [("saved_mib_ours", &ours), ("saved_mib_ksm", &ksm)] {
-        let mean = sum(values) / values.len() as f64;
-        figures
-            .add(name, Figure::new(mean, "MiB", "what all QEMUs have less, the pool subtracted"));
+    figures.tell("saved_vs_ksm", sum(&ours) / sum(&ksm), "ratio", note);
+    for (name, values) in [("saved_mib_ours", ours), ("saved_mib_ksm", ksm)] {
+        figures.tell(name, mean(values), "MiB", "what all QEMUs have less, the pool subtracted");
     }
     let note = "what they have less without any merging, by themselves";
-    figures.add("drift_mib", Figure::new(sum(&of(SavingArm::Nobody)), "MiB", note));
+    figures.tell("drift_mib", of(NONE), "MiB", note);
     figures
 }

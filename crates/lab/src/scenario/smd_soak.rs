@@ -5,25 +5,16 @@
 //! Every answer is compared, and every ten seconds each guest compares its programs and libraries
 //! with the checksums of their packages, as `debsums` does.
 
-use std::time::Duration;
-
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::debian;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
 use crate::metrics;
-use crate::recording::Extremes;
 use crate::smd::{GUESTS, Programs};
 use crate::soak::Soak;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-soak",
     summary: "an hour of merging real programs, workers killed; each stays as packaged",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "Real programs lose no byte while their code is merged and workers are killed at \
@@ -33,7 +24,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "left_mappings" == 0.0 => "count", "No mapping of a pool is left then";
         "answer_ms_max" <= HANG_MS => "ms", "Services answer within this time meanwhile";
     },
-    rounds: 1,
     run,
 };
 
@@ -52,8 +42,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         spec.workload.extend(["--check-s", CHECK_S].map(str::to_owned));
         MachineSpec { seed: context.seed, shim: true, ..spec }
     };
-    let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(GUESTS.iter().map(spec))?;
     fleet::wait_until_working(&lab)?;
     let mut soak = Soak::new(&lab, "code", Some(programs.write_table(&lab)?), context.seed)?;
     soak.run(length, |_, _| Ok(()))?;
@@ -62,15 +51,12 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     soak.end(&mut figures)?;
     let note = "wrong bytes of answers, and wrong files among the programs";
-    figures.add("bad_bytes", Figure::new(debian::bad_bytes(&lab)? as f64, "B", note));
+    figures.tell("bad_bytes", debian::bad_bytes(&lab)? as f64, "B", note);
     let note = "times that each guest compared all its programs meanwhile, at least";
-    figures.add("checks", Figure::new(fewest, "count", note).target(Target::AtLeast(1.0)));
-    let mut longest = f64::NAN;
-    for name in SERVERS {
-        longest = longest.max(longest_answer_ms(lab.machine(name)?));
-    }
+    figures.check("checks", fewest, "count", note, Target::AtLeast(1.0));
+    let servers = SERVERS.map(|name| lab.machine(name).map_or(f64::NAN, longest_answer_ms));
     let note = "longest that web server or database took to answer";
-    figures.add("answer_ms_max", Figure::new(longest, "ms", note));
+    figures.tell("answer_ms_max", servers.into_iter().largest(), "ms", note);
     lab.stop()?;
     Ok(figures)
 }

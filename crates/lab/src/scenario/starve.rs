@@ -8,25 +8,13 @@
 //! same seeds; a kill there is the guest's own. The quiet guests show that Overbook does take
 //! memory.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, Mode};
-
-use super::{Context, Scenario, measured};
-use crate::daemon::{Daemon, DaemonSettings, OUTSIDE, Overbooked};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
-use crate::recording::Extremes;
+use super::prelude::*;
+use crate::daemon::OUTSIDE;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "starve",
     summary: "guests without swap allocate in bursts in a group over its budget; no program dies",
-    file: file!(),
-    measures: &[measured::POLICY, measured::DAEMON, measured::WORKER],
+    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::WORKER],
     claims: claims! {
         "oom_kills" == 0.0 => "count",
             "No program of a guest without swap dies for its group's budget, however fast it \
@@ -35,7 +23,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
             "Quiet guests without swap give the memory that they leave unused";
         "taken_bursting" => "MiB", "Guests that take memory in bursts give little";
     },
-    rounds: 1,
     run,
 };
 
@@ -53,9 +40,8 @@ const SILENT: Duration = Duration::from_secs(30);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
-    let guest = |name: String, group: &str, workload: &str, number: u64| MachineSpec {
-        seed: context.seed + number,
-        ..MachineSpec::new(&name, group, MEMORY, MEMORY, workload)
+    let guest = |name: String, group: &str, workload: &str, number: u64| {
+        context.guest(&name, group, MEMORY, workload).seeded(number)
     };
     let mut specs = Vec::new();
     for number in 0..PAIRS {
@@ -63,7 +49,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         specs.push(guest(format!("twin-{number}"), OUTSIDE, BURSTS, number));
     }
     specs.extend((0..QUIET).map(|n| guest(format!("quiet-{n}"), "shop", "idle", PAIRS + n)));
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab = context.start(specs.clone())?;
     let settings = DaemonSettings { guaranteed: Some(BASE), ..Mode::Enforce.into() };
     let overbooked = Overbooked { budget: BUDGET, tables: Vec::new() };
     let daemon = Daemon::start_overbooked(&mut lab, settings, overbooked)?;
@@ -74,9 +60,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     while Instant::now() < end {
         daemon.ensure_alive()?;
         for (machine, least) in lab.machines().iter().zip(&mut least) {
-            if !machine.alive() {
-                return Err(machine.death());
-            }
+            machine.ensure_alive()?;
             *least = machine.balloon()?.min(*least);
         }
         interrupt::sleep(Duration::from_secs(1))?;
@@ -115,14 +99,14 @@ fn figures(context: &Context, lab: &Lab, least: &[Bytes]) -> Result<Figures, Lab
     let largest = |all: Vec<f64>| all.into_iter().largest();
     let mut figures = context.figures(SCENARIO.name, 1);
     let note = "programs killed in guests of the group beyond those killed in their twins outside";
-    figures.add("oom_kills", Figure::new(more.sum(), "count", note));
+    figures.tell("oom_kills", more.sum(), "count", note);
     let note = "the same in the twins, which Overbook does not touch";
-    figures.add("oom_kills_outside", Figure::new(outside.iter().sum(), "count", note));
+    figures.tell("oom_kills_outside", outside.iter().sum(), "count", note);
     let note = "programs that took memory in the guests of the group and ended";
-    figures.add("bursts", Figure::new(bursts, "count", note).target(Target::AtLeast(1.0)));
+    figures.check("bursts", bursts, "count", note, Target::AtLeast(1.0));
     let note = "the least that was taken from a quiet guest, at the most";
-    figures.add("taken_idle", Figure::new(smallest(taken("quiet")), "MiB", note));
+    figures.tell("taken_idle", smallest(taken("quiet")), "MiB", note);
     let note = "the most that was taken from a bursting one";
-    figures.add("taken_bursting", Figure::new(largest(taken("bursting")), "MiB", note));
+    figures.tell("taken_bursting", largest(taken("bursting")), "MiB", note);
     Ok(figures)
 }

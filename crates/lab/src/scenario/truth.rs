@@ -4,24 +4,15 @@
 //! that the tracer saw it touch, must be that array plus the little that kernel and program need.
 //! Then three workloads run with and without the tracer.
 
-use std::time::Duration;
-
-use model::Bytes;
-
-use super::{Context, Scenario, measured};
-use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
-use crate::machine::MachineSpec;
+use super::prelude::*;
+use crate::meb::progress::Lines;
 use crate::truth::{Definition, Truth};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "truth",
     summary: "the tracer against arrays of known size, and its cost on three workloads",
-    file: file!(),
-    measures: &[measured::TRACER, measured::MEB],
+    measures: &[&[file!()], measured::TRACER, measured::MEB],
     claims: &[],
-    rounds: 1,
     run,
 };
 
@@ -31,31 +22,25 @@ const WORKLOADS: [&str; 3] = ["random-array --mb 100", "sort --mb 100", "web --m
 /// Long enough that the filling of the array no longer counts.
 const SETTLE: Duration = Duration::from_secs(30);
 const MEASURE: Duration = Duration::from_secs(10);
-/// Filling an array takes long when every access is seen.
-const FILL_LIMIT: Duration = Duration::from_secs(120);
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, 1);
     for mib in ARRAYS_MIB {
         context.say(&format!("A traced guest works on {mib} MiB ..."));
         let (found, trace_bytes) = known_array(context, mib)?;
-        figures.add(
-            &format!("wss_mib_{mib}"),
-            Figure::new(found, "MiB", format!("exact working set of random-array --mb {mib}"))
-                .target(Target::AtMost(f64::from(mib) * 1.05 + 12.0)),
-        );
-        let figure = Figure::new(trace_bytes, "MiB/min", "growth of the trace file");
-        figures.add(&format!("trace_mib_per_min_{mib}"), figure);
+        let most = Target::AtMost(f64::from(mib) * 1.05 + 12.0);
+        let note = format!("exact working set of random-array --mb {mib}");
+        figures.check(&format!("wss_mib_{mib}"), found, "MiB", note, most);
+        let (name, note) = (format!("trace_mib_per_min_{mib}"), "growth of the trace file");
+        figures.tell(&name, trace_bytes, "MiB/min", note);
     }
     for workload in WORKLOADS {
         context.say(&format!("{workload}, without the tracer and with it ..."));
         let plain = rate(context, workload, false)?;
         let traced = rate(context, workload, true)?;
         let name = workload.split(' ').next().unwrap_or_default().replace('-', "_");
-        figures.add(
-            &format!("slowdown_{name}"),
-            Figure::new(plain / traced, "x", format!("{plain:.0} ops/s become {traced:.0}")),
-        );
+        let note = format!("{plain:.0} ops/s become {traced:.0}");
+        figures.tell(&format!("slowdown_{name}"), plain / traced, "x", note);
     }
     Ok(figures)
 }
@@ -66,10 +51,8 @@ fn guest(context: &Context, workload: &str, traced: bool) -> MachineSpec {
 }
 
 fn start(context: &Context, spec: MachineSpec) -> Result<Lab, LabError> {
-    let lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
-    lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| ops(machine) > 0))
-    })?;
+    let lab = context.start([spec])?;
+    progress::wait_until_working(&lab)?;
     Ok(lab)
 }
 
@@ -88,22 +71,11 @@ fn known_array(context: &Context, mib: u32) -> Result<(f64, f64), LabError> {
     Ok((found, growth.as_mib() / SETTLE.as_secs_f64() * 60.0))
 }
 
-fn ops(machine: &Machine) -> u64 {
-    machine.last_metric().and_then(|report| report.value["ops"].as_u64()).unwrap_or(0)
-}
-
 /// Operations per second, by the guest's own count.
 fn rate(context: &Context, workload: &str, traced: bool) -> Result<f64, LabError> {
     let mut lab = start(context, guest(context, workload, traced))?;
-    let counted = |lab: &Lab| -> Result<(u64, f64), LabError> {
-        let report = lab.machine("vm")?.last_metric();
-        let value = report.map(|report| report.value).unwrap_or_default();
-        Ok((value["ops"].as_u64().unwrap_or(0), value["t_s"].as_f64().unwrap_or(0.0)))
-    };
-    let (ops_before, s_before) = counted(&lab)?;
-    interrupt::sleep(MEASURE)?;
-    let (ops_after, s_after) = counted(&lab)?;
+    let mut lines = Lines::of(&lab);
+    lines.look_for(&lab, MEASURE)?;
     lab.stop()?;
-    let done = u32::try_from(ops_after.saturating_sub(ops_before)).unwrap_or(u32::MAX);
-    Ok(f64::from(done) / (s_after - s_before))
+    Ok(lines.rate(0))
 }

@@ -16,22 +16,15 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
 
-use model::{Bytes, DedupSpec, Mode, PagesPerMs};
+use model::{DedupSpec, PagesPerMs};
 use sys::process::{Identity, children_of};
 
 use self::field::Field;
-use super::{Context, Scenario, measured};
+use super::prelude::*;
 use crate::attack::Attacker;
-use crate::daemon::{Daemon, DaemonSettings};
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
 use crate::pinning;
-use crate::recording::{Recording, median};
+use crate::recording::Recording;
 use crate::remote_swap::{Disk, RemoteSwap};
 
 mod field;
@@ -39,8 +32,8 @@ mod field;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "walls",
     summary: "ten minutes of all attacks at once, next to a tenant that notices nothing",
-    file: file!(),
     measures: &[
+        &[file!()],
         measured::POLICY,
         measured::DAEMON,
         measured::API,
@@ -60,7 +53,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
         "repository_mib" <= REPOSITORY_MOST_MIB => "MiB",
             "A repository stays small under nine attackers";
     },
-    rounds: 1,
     run,
 };
 
@@ -76,7 +68,6 @@ const WORKLOAD: &str = "verify --mb 88";
 const DISK: Disk =
     Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(64), cache: false };
 const RATE: PagesPerMs = PagesPerMs(20);
-const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// The daemon's own process, without its workers, under any attack.
 const DAEMON_MOST_MIB: f64 = 64.0;
 /// A process of disks: its budget of 64 MiB, and its memory without clients.
@@ -97,11 +88,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     if let Some(keeper) = swap.keeper() {
         pinning::weigh_as_a_service(keeper)?;
     }
-    let guest = |name: &str, workload: &str| MachineSpec {
-        seed: context.seed,
-        shim: true,
-        cpus: vec![0],
-        ..MachineSpec::new(name, "shop", MEMORY, MEMORY, workload)
+    let guest = |name: &str, workload: &str| {
+        context.guest(name, "shop", MEMORY, workload).with_shim(true).on_cpus(vec![0])
     };
     let specs = [swap.given_to(guest(WITNESS, WORKLOAD)), guest("mate", "verify --mb 40 --rate 4")];
     let mut lab = Lab::start(&context.dir.join("lab"), &context.provisions, &specs)?;
@@ -109,9 +97,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut field = pinning::on_cpu(field::CPU, || Field::start(&context.dir.join("field"), &lab))?;
     let settings = DaemonSettings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
     let daemon = pinning::on_cpu(field::CPU, || Daemon::start(&mut lab, settings))?;
-    lab.wait_for("both guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
-    })?;
+    progress::wait_until_working(&lab)?;
 
     let (mut recording, mut most) = (Recording::begin(), Most::new());
     let (mut attacks, mut seen) = (Vec::new(), BTreeMap::new());
@@ -217,12 +203,9 @@ fn figures(
         "of `{WITNESS}` under attack to that in the quiet around it, the median of {}",
         each.join(", ")
     );
-    figures.add("speed", Figure::new(median(speeds.iter().copied()), "ratio", note));
-    #[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
-    figures.add(
-        "bad_bytes",
-        Figure::new(bad_bytes as f64, "B", "wrong bytes found by `verify` in both guests"),
-    );
+    figures.tell("speed", median(speeds.iter().copied()), "ratio", note);
+    let note = "wrong bytes found by `verify` in both guests";
+    figures.tell("bad_bytes", bad_bytes as f64, "B", note);
     let processes = [
         ("daemon_mib", "daemon"),
         ("disks_mib", "disks"),
@@ -231,14 +214,11 @@ fn figures(
     ];
     for (name, process) in processes {
         let mib = most.get(process).map_or(f64::NAN, |bytes| bytes.as_mib());
-        let note = "most resident under attack";
-        figures.add(name, Figure::new(mib, "MiB", note));
+        figures.tell(name, mib, "MiB", "most resident under attack");
     }
     let saw = seen.iter().map(|(name, last)| format!("{name}: {last}"));
     let note =
         format!("attackers that saw something; last: {}", saw.collect::<Vec<_>>().join("; "));
-    #[expect(clippy::cast_precision_loss, reason = "a handful")]
-    let count = Figure::new(seen.len() as f64, "count", note);
-    figures.add("attackers", count.target(Target::AtLeast(9.0)));
+    figures.check("attackers", seen.len() as f64, "count", note, Target::AtLeast(9.0));
     figures
 }

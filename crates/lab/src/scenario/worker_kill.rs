@@ -7,37 +7,22 @@
 //! of microseconds apart), or two hundred accesses of `random-array`. The same is measured before
 //! the first kill: a guest on a busy machine stands still at times for other reasons.
 
-use std::time::{Duration, Instant};
-
-use model::{Bytes, GroupName, Mode};
+use model::GroupName;
 use sys::process::{Identity, Signal};
 
-use super::{Context, Scenario, measured};
-use crate::chart::{Chart, Line};
-use crate::daemon::Daemon;
-use crate::evidence::claim::claims;
-use crate::figures::{Figure, Figures, Target};
-use crate::fleet;
-use crate::lab::{Lab, LabError};
-use crate::machine::MachineSpec;
-use crate::meb::page::Page;
-use crate::meb::progress::{self, Lines};
+use super::prelude::*;
+use crate::meb::progress::Lines;
 use crate::meb::workloads::cpu_of;
-use crate::random::Random;
-use crate::recording::Extremes;
-use crate::recording::median;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "worker-kill",
     summary: "a worker is killed 50 times at random while it tracks, and no guest is harmed",
-    file: file!(),
-    measures: &[measured::PAGES, measured::WORKER, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM],
     claims: claims! {
         "bad_bytes" == 0.0 => "B",
             "The worker may be killed at any moment, and no byte is lost (50 kills)";
         "stall_ms_max" <= 100.0 => "ms", "Guests of a killed worker stand still for a moment only";
     },
-    rounds: 1,
     run,
 };
 
@@ -46,7 +31,6 @@ const KILLS: u32 = 50;
 const LIFE_MS: (u64, u64) = (300, 3_000);
 const MEMORY: Bytes = Bytes::mib(256);
 const GROUP: &str = "killed";
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// The window without kills, for comparison.
 const BASELINE: Duration = Duration::from_secs(40);
 const RESUME_LIMIT: Duration = Duration::from_secs(60);
@@ -57,10 +41,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let spec = MachineSpec::new(name, GROUP, MEMORY, MEMORY, workload);
         MachineSpec { seed: context.seed, shim: true, cpus: cpu_of(place), ..spec }
     };
-    let specs = [guest(0, "verify --mb 140"), guest(1, "random-array --mb 140")];
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut lab =
+        context.start([guest(0, "verify --mb 140"), guest(1, "random-array --mb 140")])?;
     let daemon = Daemon::start(&mut lab, Mode::Observe)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    progress::wait_until_working(&lab)?;
     wait_until_tracked(&lab, &daemon, None)?;
 
     let mut lines = Lines::of(&lab);
@@ -71,7 +55,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut random = Random::new(context.seed);
     let mut resumed_s = Vec::new();
     for _ in 0..KILLS {
-        let life = Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1));
+        let life = random.millis(LIFE_MS);
         lines.look_for(&lab, life)?;
         let worker =
             worker(&daemon)?.ok_or_else(|| LabError::Daemon("no worker runs".to_owned()))?;
@@ -154,45 +138,23 @@ fn figures(
     let seconds = |gaps: &Gaps| {
         format!("longest that a guest stood still, of {} guest seconds", gaps.all().count())
     };
-    figures.add("stall_ms_max", Figure::new(killed.longest(), "ms", seconds(killed)));
-    figures.add(
-        "stall_ms_max_before",
-        Figure::new(
-            baseline.longest(),
-            "ms",
-            format!("the same without kills: {}", seconds(baseline)),
-        ),
-    );
+    figures.tell("stall_ms_max", killed.longest(), "ms", seconds(killed));
+    let note = format!("the same without kills: {}", seconds(baseline));
+    figures.tell("stall_ms_max_before", baseline.longest(), "ms", note);
     for (name, gaps) in [("stall_ms_median", killed), ("stall_ms_median_before", baseline)] {
         let note = "median over seconds of the longest in each second";
-        figures.add(name, Figure::new(median(gaps.all()), "ms", note));
+        figures.tell(name, median(gaps.all()), "ms", note);
     }
     let slowest = resumed_s.iter().copied().largest();
-    figures.add(
-        "resume_s_max",
-        Figure::new(
-            slowest,
-            "s",
-            "kill to a new worker that knows every guest's working set, worst",
-        )
-        .target(Target::AtMost(RESUME_LIMIT.as_secs_f64())),
-    );
-    figures.add(
-        "resume_s_median",
-        Figure::new(median(resumed_s.iter().copied()), "s", "the same, median"),
-    );
-    figures.add("bad_bytes", Figure::new(bad_bytes as f64, "B", "wrong bytes found by `verify`"));
+    let note = "kill to a new worker that knows every guest's working set, worst";
+    figures.check("resume_s_max", slowest, "s", note, Target::AtMost(RESUME_LIMIT.as_secs_f64()));
+    figures.tell("resume_s_median", median(resumed_s.iter().copied()), "s", "the same, median");
+    figures.tell("bad_bytes", bad_bytes as f64, "B", "wrong bytes found by `verify`");
     figures
 }
 
 fn page(killed: &Gaps) -> Page {
-    let line = |(name, gaps): &(String, Vec<(f64, f64)>)| Line {
-        name: name.clone(),
-        points: gaps.clone(),
-    };
-    let lines = killed.0.iter().map(line).collect();
-    let mut page = Page::default();
-    let chart = Chart { unit: "ms", across: "seconds", is_log: false, lines, marks: Vec::new() };
-    page.add("Longest standstill in each second, while the worker is killed", chart);
-    page
+    let line = |(name, gaps): &(String, Vec<(f64, f64)>)| Line::new(name, gaps.clone());
+    let chart = Chart::linear("ms", "seconds", killed.0.iter().map(line));
+    Page::of("Longest standstill in each second, while the worker is killed", chart)
 }

@@ -120,7 +120,6 @@ impl Deeds {
     }
 
     /// The sum of one of the shim's counters over all generations.
-    #[must_use]
     pub fn total(&self, counter: impl Fn(&DeedCounters) -> u64) -> u64 {
         self.counters.values().map(counter).sum()
     }

@@ -48,19 +48,16 @@ pub struct Operation {
 
 impl Report {
     /// All operations together.
-    #[must_use]
     pub fn operations_done(&self) -> u64 {
         self.operations.values().map(|operation| operation.done).sum()
     }
 
     /// Number of operations of one kind.
-    #[must_use]
     pub fn done(&self, kind: &str) -> u64 {
         self.operations.get(kind).map_or(0, |operation| operation.done)
     }
 
     /// The kind of the longest operation, and its time.
-    #[must_use]
     pub fn longest(&self) -> (&str, Duration) {
         let longest = self.operations.iter().max_by_key(|(_, operation)| operation.longest_us);
         longest.map_or(("nothing", Duration::ZERO), |(name, operation)| {

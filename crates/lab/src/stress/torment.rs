@@ -50,9 +50,6 @@ const SILENCE_MS: (u64, u64) = (2_300, 2_900);
 const LONGEST_SILENCE: Duration = Duration::from_secs(8);
 
 /// Torments the shim of process `pid` for `life`, and writes its deeds to standard output.
-///
-/// # Errors
-/// When standard output has no reader.
 pub(crate) fn live(pid: u32, seed: u64, life: Duration) -> std::io::Result<()> {
     let mut tormentor = Tormentor {
         pid,

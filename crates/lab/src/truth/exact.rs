@@ -65,7 +65,6 @@ pub struct Exact {
 
 impl Exact {
     /// The state for a guest of `pages` pages, before its first tick.
-    #[must_use]
     pub fn new(definition: Definition, pages: u64, start_us: u64) -> Self {
         let granules = pages.div_ceil(u64::from(definition.granule_pages.max(1)));
         let histogram = Histogram::exact_to(granules);
@@ -127,27 +126,23 @@ impl Exact {
     }
 
     /// The end of the last tick, in microseconds of CLOCK_MONOTONIC.
-    #[must_use]
     pub fn now_us(&self) -> u64 {
         self.ticks.last().map_or(self.start_us, |past| past.end_us)
     }
 
     /// The aged miss-ratio curve over bytes of memory.
-    #[must_use]
     pub fn curve(&self) -> MissRatioCurve {
         self.histogram.curve().scaled(self.granule_bytes() as f64)
     }
 
     /// The least memory with a tolerable miss ratio. While the share of first references exceeds
     /// that ratio, no memory is enough; the result is then everything ever touched.
-    #[must_use]
     pub fn working_set_size(&self) -> Bytes {
         let least = self.histogram.curve().least_size(self.definition.tolerable);
         Bytes(least.map_or(self.touched, granules) * self.granule_bytes())
     }
 
     /// All granules touched within the last `window` (Denning's working set).
-    #[must_use]
     pub fn working_set_over(&self, window: Millis) -> Bytes {
         let since_us = self.now_us().saturating_sub(window.0 * 1000);
         let recent = self.ticks.iter().rev().take_while(|past| past.end_us > since_us);
@@ -156,19 +151,16 @@ impl Exact {
     }
 
     /// Everything ever touched.
-    #[must_use]
     pub fn touched(&self) -> Bytes {
         Bytes(self.touched * self.granule_bytes())
     }
 
     /// References per second, aged as the curve is.
-    #[must_use]
     pub fn references_per_s(&self) -> f64 {
         self.histogram.references_per_second(time(self.now_us()))
     }
 
     /// All results, dated `at_us`.
-    #[must_use]
     pub fn sample(&self, at_us: u64) -> TruthSample {
         TruthSample {
             at_us,

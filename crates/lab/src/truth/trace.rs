@@ -78,9 +78,6 @@ pub struct TraceReader {
 
 impl TraceReader {
     /// Opens a trace and reads its header.
-    ///
-    /// # Errors
-    /// When it is no trace, or of another version.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let failed = |source| TraceError::Io { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(failed)?;
@@ -112,21 +109,16 @@ impl TraceReader {
     }
 
     /// The start of the first tick, in microseconds of CLOCK_MONOTONIC.
-    #[must_use]
     pub fn start_us(&self) -> u64 {
         self.start_us
     }
 
     /// The number of the guest's pages.
-    #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
     /// The next tick; `None`: the file has no more as yet.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or is damaged.
     pub fn next_tick(&mut self) -> Result<Option<Tick>, TraceError> {
         if !self.have(4)? {
             return Ok(None);

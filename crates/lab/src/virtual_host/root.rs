@@ -66,9 +66,6 @@ pub(super) struct FileContent<'a> {
 
 impl FileContent<'_> {
     /// The initramfs.
-    ///
-    /// # Errors
-    /// When a file is missing.
     pub(super) fn to_archive(&self) -> Result<Vec<u8>, HostError> {
         let mut tree = RootTree::default();
         let guest_kernel = self.cache.root().join(GUEST_KERNEL);

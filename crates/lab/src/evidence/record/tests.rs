@@ -1,7 +1,6 @@
 //! Records of invented rounds, in a tree of their own.
 
 use super::*;
-use crate::figures::Figure;
 
 fn facts() -> RunFacts {
     RunFacts {
@@ -27,13 +26,9 @@ fn facts() -> RunFacts {
 
 /// A record of the figure `f` with one value a round.
 fn record(values: &[f64]) -> RunRecord {
-    let round = |value: &f64| {
-        let mut figures = Figures::new("s", "m".into(), 1, 1);
-        figures.add("f", Figure::new(*value, "ratio", "n"));
-        figures
-    };
-    let rounds: Vec<Figures> = values.iter().map(round).collect();
-    RunRecord::of("s", facts(), &rounds).unwrap()
+    let mut figures = Figures::new("s", "m".into(), 1, 1);
+    figures.tell_rounds("f", values.to_vec(), "ratio", "n");
+    RunRecord::of("s", facts(), &figures).unwrap()
 }
 
 fn standing(values: &[f64], target: Target) -> Standing {
@@ -50,14 +45,6 @@ fn every_round_stands_in_the_record_and_six_have_an_interval() {
 }
 
 #[test]
-fn a_figure_that_holds_several_rounds_gives_all_of_them() {
-    let mut figures = Figures::new("s", "m".into(), 1, 3);
-    figures.add("f", Figure::of_rounds(vec![3.0, 1.0, 2.0], "ratio", "n"));
-    let record = RunRecord::of("s", facts(), &[figures.clone(), figures]).unwrap();
-    assert_eq!(record.figures["f"].rounds, [3.0, 1.0, 2.0, 3.0, 1.0, 2.0]);
-}
-
-#[test]
 fn what_was_not_read_in_one_round_is_missing_and_no_number() {
     for unread in [f64::NAN, f64::INFINITY] {
         let record = record(&[1.0, unread]);
@@ -66,18 +53,7 @@ fn what_was_not_read_in_one_round_is_missing_and_no_number() {
         let claim = Claim::of("f", "ratio", Some(Target::AtLeast(0.0)), "It holds", &[]);
         assert_eq!(record.standing(&claim), Standing::NotMeasured);
     }
-    assert!(RunRecord::of("s", facts(), &[]).is_err());
-}
-
-#[test]
-fn a_figure_that_only_one_round_has_is_missing() {
-    let mut one = Figures::new("s", "m".into(), 1, 1);
-    one.add("f", Figure::new(1.0, "ratio", "n"));
-    let mut both = one.clone();
-    both.add("g", Figure::new(1.0, "ratio", "n"));
-    let record = RunRecord::of("s", facts(), &[one, both]).unwrap();
-    assert_eq!(record.figures.keys().collect::<Vec<_>>(), ["f"]);
-    assert!(record.missing.contains_key("g"));
+    assert!(RunRecord::of("s", facts(), &Figures::new("s", "m".into(), 1, 1)).is_err());
 }
 
 #[test]
@@ -98,10 +74,8 @@ fn tree() -> (tempfile::TempDir, SourceTree, Scenario) {
     let scenario = Scenario {
         name: "s",
         summary: "s",
-        file: "a.rs",
-        measures: &[],
+        measures: &[&["a.rs"]],
         claims: &[],
-        rounds: 1,
         run: |_| unreachable!(),
     };
     (dir, tree, scenario)

@@ -29,31 +29,20 @@ fn result(rounds: &[Round]) -> BalanceResult {
     let table = Table {
         members: &MEMBERS,
         low: Bytes::mib(100),
-        swap_iops: 3_000,
         warm_up: Duration::ZERO,
         window: Duration::from_secs(60),
-        rounds: 1,
     };
-    let rounds = rounds.iter().map(|round| round.map(course).into()).collect();
-    BalanceResult { table, rounds }
+    let names = ARMS.map(BalanceArm::name);
+    let rounds = rounds.iter().map(|round| names.into_iter().zip(round.map(course)).collect());
+    BalanceResult { table, courses: Arms(rounds.collect()) }
 }
 
 /// Those of `meb-table4`, which claims `speedup_mean`, `speedup_zram_mean` and `qos_mean`.
 fn speeds(rounds: &[Round]) -> Figures {
-    let mut figures = Figures::new("meb-table4", "m".into(), 1, 1);
-    result(rounds).add_speeds(&mut figures);
-    figures
+    Figures::invented("meb-table4", |figures| result(rounds).add_speeds(figures))
 }
 
 const CLAIMED: [&str; 3] = ["speedup_mean", "speedup_zram_mean", "qos_mean"];
-
-fn met(figures: &Figures, name: &str) -> bool {
-    figures.get(name).unwrap().met()
-}
-
-fn value(figures: &Figures, name: &str) -> f64 {
-    figures.get(name).unwrap().value
-}
 
 /// `GOOD` with other speeds in one arm.
 fn with(arm: BalanceArm, speeds: &'static [f64]) -> Round {
@@ -78,21 +67,19 @@ fn each_policy_is_set_against_both_baselines_and_against_enough_memory() {
         ("qos_mean_entitlement", 0.25),
         ("qos_suite_fair", 0.2),
     ];
-    for (name, wanted) in expected {
-        assert!((value(&figures, name) - wanted).abs() < 1e-9, "{name} {}", value(&figures, name));
-    }
+    figures.assert_near(&expected);
     for name in CLAIMED {
-        assert!(met(&figures, name) && figures.get(name).unwrap().target.is_some(), "{name}");
+        assert!(figures.met(name) && figures.get(name).unwrap().target.is_some(), "{name}");
     }
 }
 
 #[test]
 fn a_baseline_that_is_as_fast_fails_whichever_it_is() {
     let fast = GOOD[2];
-    assert!(!met(&speeds(&[with(BalanceArm::Baseline, fast)]), "speedup_mean"));
+    assert!(!speeds(&[with(BalanceArm::Baseline, fast)]).met("speedup_mean"));
     let same_swap = speeds(&[with(BalanceArm::SameSwap, fast)]);
-    assert!(met(&same_swap, "speedup_mean") && !met(&same_swap, "speedup_zram_mean"));
-    assert!(!met(&speeds(&[with(BALANCE, &[40.0, 6.0])]), "qos_mean"));
+    assert!(same_swap.met("speedup_mean") && !same_swap.met("speedup_zram_mean"));
+    assert!(!speeds(&[with(BALANCE, &[40.0, 6.0])]).met("qos_mean"));
 }
 
 #[test]
@@ -101,7 +88,7 @@ fn the_median_of_the_rounds_means_counts() {
     let slow = with(BALANCE, &[10.0, 10.0]);
     let figures = speeds(&[slow, lucky, slow]);
     assert_eq!(figures.get("speedup_mean").unwrap().rounds.len(), 3);
-    assert!((value(&figures, "speedup_mean") - 1.0).abs() < 1e-9 && !met(&figures, "qos_mean"));
+    assert!((figures.value("speedup_mean") - 1.0).abs() < 1e-9 && !figures.met("qos_mean"));
 }
 
 #[test]
@@ -116,10 +103,10 @@ fn a_guest_that_is_missing_or_silent_fails() {
     ];
     for round in bad {
         let figures = speeds(&[GOOD, round, GOOD]);
-        let all = CLAIMED.iter().all(|name| met(&figures, name));
+        let all = CLAIMED.iter().all(|name| figures.met(name));
         assert!(!all, "{round:?}\n{}", figures.to_table());
     }
-    assert!(CLAIMED.iter().all(|name| !met(&speeds(&[]), name)));
+    assert!(CLAIMED.iter().all(|name| !speeds(&[]).met(name)));
 }
 
 #[test]

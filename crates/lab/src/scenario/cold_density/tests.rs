@@ -16,63 +16,59 @@ fn stage(guests: usize, loss: f64) -> Stage {
 }
 
 /// A course that carried this number of guests, and lost too much with one more.
-fn course(name: &'static str, carried: usize) -> DensityRun {
+fn course(carried: usize) -> DensityRun {
     let mut stages: Vec<Stage> = (FIRST..=carried).map(|guests| stage(guests, 0.01)).collect();
     stages.push(stage(carried + 1, 0.4));
-    DensityRun { name, stages, end: "too much".into(), bad_bytes: 0.0, above: Bytes::ZERO }
+    DensityRun { stages, ..DensityRun::default() }
 }
 
-/// Overbook carries more than twice what plain does, and two more than the next.
-fn good() -> Vec<DensityRun> {
-    [("plain", 4), ("overbook", 12), ("zswap", 10), ("balloon_ksm", 8), ("all_peers", 9)]
-        .map(|(name, carried)| course(name, carried))
-        .into()
+/// By [`WAYS`]: Overbook carries more than twice what plain does, and two more than the next.
+fn good() -> Vec<(&'static str, DensityRun)> {
+    WAYS.iter().map(|(name, _)| *name).zip([4, 12, 10, 8, 9].map(course)).collect()
 }
 
-fn of(courses: &[DensityRun]) -> Figures {
-    figures(Figures::new(SCENARIO.name, "m".into(), 1, 1), courses, &stage(13, 0.0))
+fn of(courses: Vec<(&'static str, DensityRun)>) -> Figures {
+    let courses = Arms(vec![courses]);
+    figures(Figures::new(SCENARIO.name, "m".into(), 1, 1), &courses, &stage(13, 0.0))
 }
 
 #[test]
 fn density_is_overbook_over_plain_and_more_is_over_the_best_of_the_others() {
-    let figures = of(&good());
-    let value = |name: &str| figures.get(name).unwrap().value;
-    assert!((value("density") - 3.0).abs() < 1e-9);
-    assert!((value("more_than_others") - 2.0).abs() < 1e-9);
+    let figures = of(good());
+    figures.assert_near(&[("density", 3.0), ("more_than_others", 2.0)]);
     assert!(figures.passed(), "{}", figures.to_table());
 }
 
 #[test]
 fn a_peer_that_carries_as_many_or_the_reverse_ratio_fails() {
-    for peer in ["zswap", "balloon_ksm", "all_peers"] {
+    for peer in 2..WAYS.len() {
         let mut courses = good();
-        let at = courses.iter().position(|course| course.name == peer).unwrap();
-        courses[at] = course(peer, 12);
-        assert!(!of(&courses).get("more_than_others").unwrap().met(), "{peer}");
+        courses[peer].1 = course(12);
+        assert!(!of(courses).met("more_than_others"), "{peer}");
     }
     let mut courses = good();
-    (courses[0], courses[1]) = (course("plain", 12), course("overbook", 4));
-    assert!(!of(&courses).get("density").unwrap().met());
+    (courses[0].1, courses[1].1) = (course(12), course(4));
+    assert!(!of(courses).met("density"));
 }
 
 #[test]
 fn a_course_that_is_missing_fails() {
-    for missing in 0..WAYS.len() {
+    for (missing, (name, _)) in WAYS.iter().enumerate() {
         let mut courses = good();
         courses.remove(missing);
-        assert!(!of(&courses).passed(), "without {}", good()[missing].name);
+        assert!(!of(courses).passed(), "without {name}");
     }
 }
 
 #[test]
 fn losses_and_bytes_that_are_no_number_fail() {
     let mut courses = good();
-    courses[1].stages.iter_mut().for_each(|stage| stage.worst = f64::NAN);
-    assert!(!of(&courses).get("density").unwrap().met());
+    courses[1].1.stages.iter_mut().for_each(|stage| stage.worst = f64::NAN);
+    assert!(!of(courses).met("density"));
     for bad_bytes in [f64::NAN, 1.0] {
         let mut courses = good();
-        courses[3].bad_bytes = bad_bytes;
-        assert!(!of(&courses).get("bad_bytes").unwrap().met());
+        courses[3].1.bad_bytes = bad_bytes;
+        assert!(!of(courses).met("bad_bytes"));
     }
 }
 

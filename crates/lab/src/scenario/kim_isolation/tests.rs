@@ -27,66 +27,67 @@ fn course(speed: f64, beyond_mib: u64, guests: &[MachineSpec]) -> SharingRun {
 }
 
 /// Guests are half as fast again in groups, and the hogs take 10 MiB each without.
-fn good() -> Round {
-    let pair = |job: Job| {
-        let first = jobs::group(FIRST, &[job, job, MASTER, MASTER], 1);
-        let guests = [first, jobs::group(SECOND, &[MEMHOG; OTHERS], 100)].concat();
-        let (group, system) = (course(15.0, 0, &guests), course(10.0, 10, &guests));
-        Pair { job: job.name, guests, group, system }
+fn good() -> Vec<Beside> {
+    let beside = |job: Job| {
+        let guests = guests(job, MEMHOG, 1);
+        let round = |_| vec![(GRP, course(15.0, 0, &guests)), (NOGRP, course(10.0, 10, &guests))];
+        let courses = Arms((0..ROUNDS).map(round).collect());
+        Beside { job: job.name, guests, courses }
     };
-    MAPREDUCE.into_iter().map(pair).collect()
+    MAPREDUCE.into_iter().map(beside).collect()
 }
 
-fn rounds(change: impl Fn(&mut Round)) -> Vec<Round> {
-    let mut rounds: Vec<Round> = (0..ROUNDS).map(|_| good()).collect();
-    change(&mut rounds[0]);
-    rounds
+/// Figures of good courses, of which some were changed.
+fn figures(change: impl Fn(&mut [Beside])) -> Figures {
+    let mut all = good();
+    change(&mut all);
+    Figures::invented(HOG.name, |figures| add_hogs(figures, &all))
 }
 
-fn figures(rounds: &[Round]) -> Figures {
-    let mut figures = Figures::new(HOG.name, "m".into(), 1, 1);
-    add_hogs(&mut figures, rounds);
-    figures
+/// A job's course in groups or without, in the first round.
+fn first<'a>(all: &'a mut [Beside], job: usize, arm: &str) -> &'a mut SharingRun {
+    let round = &mut all[job].courses.0[0];
+    &mut round.iter_mut().find(|(name, _)| *name == arm).unwrap().1
 }
 
 #[test]
 fn groups_are_set_against_none_and_hogs_take_something_only_without() {
     assert_eq!(BASE, good()[0].guests[0].memory_base);
-    let figures = figures(&rounds(|_| ()));
-    let value = |name: &str| figures.get(name).unwrap().value;
-    assert!((value("mr_grp_vs_nogrp") - 1.5).abs() < 1e-9);
-    assert!(value("hog_taken_grp").abs() < 1e-9);
-    assert!((value("hog_taken_nogrp") - 20.0).abs() < 1e-9);
+    let figures = figures(|_| ());
+    figures.assert_near(&[
+        ("mr_grp_vs_nogrp", 1.5),
+        ("hog_taken_grp", 0.0),
+        ("hog_taken_nogrp", 20.0),
+    ]);
     assert!(figures.passed(), "{}", figures.to_table());
 }
 
 #[test]
 fn ways_that_are_swapped_and_one_slow_round_of_six_miss() {
-    let swapped = rounds(|_| ());
-    let swap = |pair: Pair| Pair { group: pair.system, system: pair.group, ..pair };
-    let swapped: Vec<Round> =
-        swapped.into_iter().map(|round| round.into_iter().map(swap).collect()).collect();
-    let all = figures(&swapped);
+    let all = figures(|all| {
+        for round in all.iter_mut().flat_map(|beside| &mut beside.courses.0) {
+            (round[0].0, round[1].0) = (NOGRP, GRP);
+        }
+    });
     for name in ["mr_grp_vs_nogrp", "hog_taken_grp", "hog_taken_nogrp"] {
-        assert!(!all.get(name).unwrap().met(), "{name}");
+        assert!(!all.met(name), "{name}");
     }
-    let slow = figures(&rounds(|round| round[0].group.speeds = vec![1.0; 6]));
-    assert!(!slow.get("mr_grp_vs_nogrp").unwrap().met());
+    assert!(!figures(|all| first(all, 0, GRP).speeds = vec![1.0; 6]).met("mr_grp_vs_nogrp"));
 }
 
 #[test]
 fn the_least_that_hogs_take_misses() {
-    let little = rounds(|round| round[1].group = course(15.0, 1, &round[1].guests));
-    assert!(!figures(&little).get("hog_taken_grp").unwrap().met());
+    let little = figures(|all| *first(all, 1, GRP) = course(15.0, 1, &good()[1].guests));
+    assert!(!little.met("hog_taken_grp"));
 }
 
 #[test]
 fn a_guest_that_is_missing_or_silent_or_was_not_read_is_no_number() {
-    let silent = figures(&rounds(|round| round[2].group.speeds[0] = f64::NAN));
-    let missing = figures(&rounds(|round| round[2].system.speeds.clear()));
+    let silent = figures(|all| first(all, 2, GRP).speeds[0] = f64::NAN);
+    let missing = figures(|all| first(all, 2, NOGRP).speeds.clear());
     for figures in [silent, missing] {
-        assert!(figures.get("mr_grp_vs_nogrp").unwrap().value.is_nan());
+        assert!(figures.value("mr_grp_vs_nogrp").is_nan());
     }
-    let unread = figures(&rounds(|round| round[0].group.ticks.clear()));
-    assert!(unread.get("hog_taken_grp").unwrap().value.is_nan());
+    let unread = figures(|all| first(all, 0, GRP).ticks.clear());
+    assert!(unread.value("hog_taken_grp").is_nan());
 }

@@ -1,7 +1,6 @@
 //! Figures of invented speeds, without guests: two that sort and two that compute.
 
 use super::*;
-use crate::kim::setting::BASELINE;
 
 /// One round: speeds under the baseline and the three policies.
 type Round = [[f64; 4]; 4];
@@ -16,12 +15,9 @@ const GOOD: Round = [
 
 fn figures(rounds: &[Vec<Vec<f64>>]) -> Figures {
     let mixes = vec![Mix { name: SORT.name, jobs: vec![SORT, SORT, CG, CG] }];
-    let settings = [&[BASELINE], &POLICIES[..]].concat();
-    let rounds = rounds.iter().map(|round| vec![round.clone()]).collect();
-    let trial = Trial::of_speeds(mixes, settings, rounds);
-    let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-    add_gains(&mut figures, &trial);
-    figures
+    let rounds: Vec<_> = rounds.iter().map(|round| vec![round.clone()]).collect();
+    let trial = Trial::of_speeds(mixes, &POLICIES, &rounds);
+    Figures::invented(SCENARIO.name, |figures| add_gains(figures, &trial))
 }
 
 fn round(change: impl Fn(&mut Vec<Vec<f64>>)) -> Vec<Vec<f64>> {
@@ -38,11 +34,12 @@ fn place(policy: &str) -> usize {
 #[test]
 fn a_gain_is_demand_over_the_other_policy_and_counts_who_sorts() {
     let figures = figures(&vec![round(|_| ()); 3]);
-    let value = |name: &str| figures.get(name).unwrap().value;
     let [fair, entitlement] = ["fair", "entitlement"].map(|name| GOOD[place(name)][0]);
     let demand = GOOD[place("demand")][0];
-    assert!((value("sort_demand_vs_fair") - demand / fair).abs() < 1e-9);
-    assert!((value("sort_demand_vs_entitlement") - demand / entitlement).abs() < 1e-9);
+    figures.assert_near(&[
+        ("sort_demand_vs_fair", demand / fair),
+        ("sort_demand_vs_entitlement", demand / entitlement),
+    ]);
     assert!(figures.passed());
 }
 
@@ -50,7 +47,7 @@ fn a_gain_is_demand_over_the_other_policy_and_counts_who_sorts() {
 fn a_demand_that_is_slower_fails() {
     let slower = round(|round| round.swap(place("demand"), place("fair")));
     let figures = figures(&vec![slower; 3]);
-    assert!(!figures.get("sort_demand_vs_fair").unwrap().met() && !figures.passed());
+    assert!(!figures.met("sort_demand_vs_fair") && !figures.passed());
 }
 
 #[test]
@@ -66,7 +63,7 @@ fn six_rounds_hold_by_the_lower_end_of_their_interval() {
     let mut rounds = vec![round(|_| ()); 6];
     assert!(figures(&rounds).passed());
     rounds[2] = slow;
-    assert!(!figures(&rounds).get("sort_demand_vs_fair").unwrap().met());
+    assert!(!figures(&rounds).met("sort_demand_vs_fair"));
 }
 
 #[test]
@@ -76,7 +73,7 @@ fn a_guest_that_is_missing_or_silent_fails() {
     let stopped = round(|round| round[place("fair")][0] = 0.0);
     for bad in [missing, silent, stopped] {
         let figures = figures(&[bad]);
-        assert!(!figures.get("sort_demand_vs_fair").unwrap().met(), "{}", figures.to_table());
+        assert!(!figures.met("sort_demand_vs_fair"), "{}", figures.to_table());
     }
     assert!(!figures(&[]).passed());
 }

@@ -11,21 +11,17 @@ fn stage(vms: usize, time: f64) -> TableStage {
 
 /// A round of these times, each with one VM and with all: without merging, with a table, by
 /// scanning, by KSM.
-fn round(times: [[f64; 2]; ARMS.len()]) -> TableRound {
-    times.map(|[alone, all]| vec![stage(1, alone), stage(ALL, all)])
+fn round(times: [[f64; 2]; ARMS.len()]) -> Vec<(&'static str, Vec<TableStage>)> {
+    let stages = times.map(|[alone, all]| vec![stage(1, alone), stage(ALL, all)]);
+    ARMS.iter().zip(stages).map(|((name, _), stages)| (*name, stages)).collect()
 }
 
 /// The table adds 1 %, no merging 20 %.
 const GOOD: [[f64; 2]; ARMS.len()] = [[1.0, 1.2], [2.0, 2.02], [1.0, 1.1], [1.0, 1.3]];
 
-fn figures(timed: &Timed, rounds: &[TableRound]) -> Figures {
-    let mut figures = Figures::new(timed.scenario, "m".into(), 1, 1);
-    add_slopes(&mut figures, timed, rounds);
-    figures
-}
-
-fn value(figures: &Figures, name: &str) -> f64 {
-    figures.get(name).unwrap().value
+fn figures(timed: &Timed, rounds: &[Vec<(&'static str, Vec<TableStage>)>]) -> Figures {
+    let courses = Arms(rounds.to_vec());
+    Figures::invented(timed.scenario, |figures| add_slopes(figures, timed, &courses))
 }
 
 #[test]
@@ -35,10 +31,10 @@ fn a_table_is_set_against_no_merging_in_the_same_round() {
     {
         let figures = figures(timed, &[round(GOOD), round(GOOD)]);
         for kind in kinds {
-            assert!((value(&figures, kind) - 0.01).abs() < 1e-9);
+            assert!((figures.value(kind) - 0.01).abs() < 1e-9);
             let less = format!("{kind}_to_none");
-            assert!((value(&figures, &less) + 0.19).abs() < 1e-9);
-            assert!(figures.get(kind).unwrap().met() && figures.get(&less).unwrap().met());
+            assert!((figures.value(&less) + 0.19).abs() < 1e-9);
+            assert!(figures.met(kind) && figures.met(&less));
             assert!(figures.get(&less).unwrap().target.is_some());
         }
     }
@@ -48,17 +44,17 @@ fn a_table_is_set_against_no_merging_in_the_same_round() {
 fn a_table_that_is_no_better_than_no_merging_misses_although_it_is_flat() {
     let both_flat = [[1.0, 1.01], [1.0, 1.01], [1.0, 1.0], [1.0, 1.0]];
     let figures = figures(&BUILD, &[round(both_flat)]);
-    assert!(figures.get("run_time_slope").unwrap().met());
-    assert!(!figures.get("run_time_slope_to_none").unwrap().met());
+    assert!(figures.met("run_time_slope"));
+    assert!(!figures.met("run_time_slope_to_none"));
 }
 
 #[test]
 fn arms_that_are_swapped_miss() {
     let mut swapped = GOOD;
-    swapped.swap(NONE, STATIC);
+    swapped.swap(0, 1);
     let figures = figures(&BUILD, &[round(swapped)]);
-    assert!(!figures.get("run_time_slope").unwrap().met());
-    assert!(!figures.get("run_time_slope_to_none").unwrap().met());
+    assert!(!figures.met("run_time_slope"));
+    assert!(!figures.met("run_time_slope_to_none"));
 }
 
 #[test]
@@ -66,21 +62,21 @@ fn the_differences_of_rounds_count_and_not_their_medians() {
     let times = |none: f64, table: f64| round([[1.0, none], [1.0, table], [1.0, 1.0], [1.0, 1.0]]);
     let rounds = [times(1.1, 1.2), times(1.2, 1.3), times(1.9, 1.0)];
     let figures = figures(&BUILD, &rounds);
-    assert!((value(&figures, "run_time_slope_to_none") - 0.1).abs() < 1e-9);
+    figures.assert_near(&[("run_time_slope_to_none", 0.1)]);
 }
 
 #[test]
 fn a_stage_that_is_missing_or_was_not_read_is_no_number() {
     let mut missing = round(GOOD);
-    missing[NONE].pop();
+    missing[0].1.pop();
     let mut fewer = round(GOOD);
-    fewer[STATIC][1].vms = ALL - 1;
+    fewer[1].1[1].vms = ALL - 1;
     let mut unread = round(GOOD);
-    unread[STATIC][0] = stage(1, f64::NAN);
+    unread[1].1[0] = stage(1, f64::NAN);
     for bad in [missing, fewer, unread] {
         let figures = figures(&WEB, &[round(GOOD), bad]);
         for name in ["response_slope_to_none", "mean_slope_to_none"] {
-            assert!(value(&figures, name).is_nan() && !figures.get(name).unwrap().met());
+            assert!(figures.value(name).is_nan() && !figures.met(name));
         }
     }
 }

@@ -6,46 +6,41 @@ fn course(looks: &[(f64, u64, u64)]) -> Course {
     looks.iter().map(|&(at, alike, shared)| ScanSample { at, alike, shared }).collect()
 }
 
-/// By [`WAYS`]; all code that runs is there from the first look.
-fn courses() -> Vec<Course> {
+/// All code that runs is there from the first look.
+fn courses() -> Vec<(&'static str, Course)> {
     vec![
-        course(&[(1.0, 100, 95), (90.0, 100, 100)]),
-        course(&[(1.0, 100, 10), (90.0, 100, 95)]),
-        course(&[(1.0, 100, 0), (90.0, 100, 90)]),
+        ("static", course(&[(1.0, 100, 95), (90.0, 100, 100)])),
+        ("dynamic", course(&[(1.0, 100, 10), (90.0, 100, 95)])),
+        ("ksm", course(&[(1.0, 100, 0), (90.0, 100, 90)])),
+        (CHECKED, course(&[(1.0, 100, 95), (90.0, 400, 400)])),
     ]
 }
 
-fn shares(courses: &[Course], checked: &[ScanSample]) -> Figures {
-    let mut figures = Figures::new(SCENARIO.name, "m".into(), 1, 1);
-    add_shares(&mut figures, courses, checked);
-    figures
-}
-
-fn value(figures: &Figures, name: &str) -> f64 {
-    figures.get(name).unwrap().value
+fn shares(courses: Vec<(&'static str, Course)>) -> Figures {
+    Figures::invented(SCENARIO.name, |figures| add_shares(figures, &Arms(vec![courses])))
 }
 
 #[test]
 fn both_figures_are_of_what_can_be_shared_in_the_end() {
-    let checked = course(&[(1.0, 100, 95), (90.0, 400, 400)]);
-    let figures = shares(&courses(), &checked);
-    assert!((value(&figures, "code_shared_1s") - 0.95).abs() < 1e-9);
-    assert!((value(&figures, "code_shared_1s_dynamic") - 0.1).abs() < 1e-9);
-    assert!((value(&figures, "code_shared_1s_checked") - 0.2375).abs() < 1e-9);
-    assert!((value(&figures, "code_shared_least") - 0.95).abs() < 1e-9);
-    assert!((value(&figures, "shared_after_ksm") - 90.0).abs() < 1e-9);
+    shares(courses()).assert_near(&[
+        ("code_shared_1s", 0.95),
+        ("code_shared_1s_dynamic", 0.1),
+        ("code_shared_1s_checked", 0.2375),
+        ("code_shared_least", 0.95),
+        ("shared_after_ksm", 90.0),
+    ]);
 }
 
 #[test]
 fn a_look_that_is_missing_or_saw_no_code_is_no_number() {
-    for bad in [course(&[(1.0, 100, 95)]), course(&[(1.0, 0, 0), (90.0, 0, 0)]), Course::new()] {
+    for bad in [&[(1.0, 100, 95)][..], &[(1.0, 0, 0), (90.0, 0, 0)], &[]] {
         let mut of_table = courses();
-        of_table[0] = bad;
-        let figures = shares(&of_table, &of_table[0]);
-        assert!(!figures.get("code_shared_1s").unwrap().met());
-        assert!(value(&figures, "code_shared_1s_checked").is_nan());
+        (of_table[0].1, of_table[3].1) = (course(bad), course(bad));
+        let figures = shares(of_table);
+        assert!(!figures.met("code_shared_1s"));
+        assert!(figures.value("code_shared_1s_checked").is_nan());
     }
-    assert!(value(&shares(&[], &[]), "code_shared_least").is_nan());
+    assert!(shares(Vec::new()).value("code_shared_least").is_nan());
 }
 
 #[test]

@@ -42,9 +42,6 @@ pub(super) struct Field {
 impl Field {
     /// Starts the servers in `dir`. The daemon of `lab` will, when it starts, listen on TCP and
     /// look for QEMUs in the attackers' directory.
-    ///
-    /// # Errors
-    /// A missing program's, or the kernel's.
     pub(super) fn start(dir: &Path, lab: &Lab) -> Result<Self, LabError> {
         fs::create_dir_all(dir.join("qmp"))?;
         chown(dir.join("qmp"), Some(NOBODY), Some(NOBODY))?;
@@ -75,9 +72,6 @@ impl Field {
     }
 
     /// Starts all attackers, each under its name.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn attack(
         &mut self,
         round: u32,
@@ -134,9 +128,6 @@ impl Field {
     }
 
     /// Ends the process that [`Self::attack`] has started.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn relieve(&mut self) -> Result<(), LabError> {
         if let Some(mut misled) = self.misled.take() {
             misled.end(END)?;
@@ -145,9 +136,6 @@ impl Field {
     }
 
     /// Ends all that was started.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub(super) fn end(mut self) -> Result<(), LabError> {
         self.relieve()?;
         self.repository.end(END)?;
