@@ -188,7 +188,7 @@ fn without_systemd_the_directories_are_made_and_a_removal_spares_guests_disks() 
                   my $client = IO::Socket::UNIX->new(Peer => $at) or die; \
                   my $taken = $server->accept or die; print \"up\\n\"; $| = 1; print \"\"; sleep";
     host.must("mkdir /run/overbook/disks");
-    host.must(&format!("perl -e '{client}' > /tmp/disk & echo $! > /tmp/pid"));
+    host.must(&format!("perl -e '{client}' > /tmp/disk 2>&1 & echo $! > /tmp/pid"));
     wait("the disk is in use", &host, || host.run("test -s /tmp/disk").status.success());
     let refused = host.run("apt-get purge --yes overbook");
     assert!(!refused.status.success(), "{}", text(&refused));
