@@ -40,6 +40,8 @@ exec unshare --pid --mount --cgroup --uts --ipc --fork --kill-child --propagatio
     pivot_root . old
     umount -l /old
     hostname clean
+    # systemd sets the name that is written there.
+    echo clean > /etc/hostname
     exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"' sh "$@"
 "#;
 

@@ -223,8 +223,9 @@ fn the_installed_completions_know_commands_groups_and_vms() {
     for command in ["group", "pause", "resume", "release"] {
         assert_eq!(offered(&host, &["overbook", command, "w"]), ["web"], "{command}");
     }
-    // An interactive shell completes the word that is typed.
-    let keys = format!("source {COMPLETIONS}\\noverbook group w\\t\\025exit\\n");
+    // An interactive shell completes the word that is typed. Ctrl-A leads to the line's start, so
+    // the shell prints the whole line.
+    let keys = format!("source {COMPLETIONS}\\noverbook group w\\t\\001echo \\nexit\\n");
     let shell = "script --quiet --command 'bash --norc --noprofile -i' /dev/null";
     let screen = host.must(&format!("printf '{keys}' | TERM=dumb {shell}"));
     assert!(screen.contains("overbook group web"), "{screen}");
