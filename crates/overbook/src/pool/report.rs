@@ -2,7 +2,7 @@
 
 use model::cluster::{HostReport, OverloadRates, VmReport};
 use model::spec::PoolSpec;
-use model::{Bytes, Link, Severity, VmName, VmView};
+use model::{Bytes, HostReading, Link, Severity, VmName, VmView};
 
 use api::published::Published;
 
@@ -61,14 +61,17 @@ pub(super) fn is_news(old: &HostReport, new: &HostReport) -> bool {
 fn room(tick: &Published, given: Bytes) -> Bytes {
     let Some(host) = &tick.view.host else { return Bytes::ZERO };
     let reserve = reserve(tick, host.value.total);
-    // The repository pins memory up to its share and gives the rest back when VMs want it.
-    let (share, pinned) = match (&tick.pool, tick.lender) {
-        (Some(pool), Some(lender)) => (pool.share.repositories, lender.holds),
-        (None, Some(lender)) => (Bytes::ZERO, lender.holds),
-        (_, None) => (Bytes::ZERO, Bytes::ZERO),
-    };
-    let beside = host.value.total.minus(reserve).minus(given);
-    beside.min(host.value.available.plus(pinned).minus(reserve)).minus(share)
+    let pinned = tick.lender.map_or(Bytes::ZERO, |lender| lender.holds);
+    let share =
+        tick.lender.and(tick.pool.as_ref()).map_or(Bytes::ZERO, |pool| pool.share.repositories);
+    free(host.value, given, pinned, reserve.plus(share))
+}
+
+/// Memory that a host could give in addition to `given`, without the memory that it is to `keep`.
+/// `pinned` is the memory of its repository, which gives back all beyond its share when VMs want
+/// it.
+fn free(host: HostReading, given: Bytes, pinned: Bytes, keep: Bytes) -> Bytes {
+    host.total.minus(given).min(host.available.plus(pinned)).minus(keep)
 }
 
 fn rates(tick: &Published, vm: &VmName) -> Option<OverloadRates> {
@@ -121,6 +124,22 @@ mod tests {
     use model::Time;
 
     use super::*;
+
+    #[test]
+    fn a_repository_takes_its_share_from_the_room_for_vms_and_no_more() {
+        let gib = |n: u64| Bytes::mib(n * 1024);
+        let host = |available| HostReading {
+            total: gib(32),
+            available: gib(available),
+            ..HostReading::default()
+        };
+        // 2 GiB are the reserve, 4 GiB the repository's share. It has pinned nothing, its share,
+        // and all that was spare.
+        for pinned in [0, 4, 18] {
+            assert_eq!(free(host(20 - pinned), gib(10), gib(pinned), gib(2 + 4)), gib(14));
+        }
+        assert_eq!(free(host(32), gib(30), Bytes::ZERO, gib(1)), gib(1), "promises count");
+    }
 
     #[test]
     fn a_vm_that_a_manager_has_started_is_not_movable_though_the_configuration_names_it() {
