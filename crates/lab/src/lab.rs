@@ -253,9 +253,15 @@ impl Machine {
         self.newest.get()
     }
 
-    /// A number of that report; 0 if there is none.
+    /// A number of that report, for a figure; NaN if there is none.
+    pub fn told(&self, name: &str) -> f64 {
+        self.last_metric().and_then(|sample| sample.value[name].as_f64()).unwrap_or(f64::NAN)
+    }
+
+    /// A number of that report that grows from 0, for a condition to wait for.
     pub fn reported(&self, name: &str) -> f64 {
-        self.last_metric().and_then(|sample| sample.value[name].as_f64()).unwrap_or(0.0)
+        let told = self.told(name);
+        if told.is_nan() { 0.0 } else { told }
     }
 
     /// One QMP command on the lab's own socket.

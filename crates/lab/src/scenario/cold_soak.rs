@@ -70,7 +70,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<ColdSoakCounts, LabError> {
-    let (mut random, mut toll) = (Random::new(context.seed), ColdSoakCounts::default());
+    let mut random = Random::new(context.seed);
+    let mut toll = ColdSoakCounts { longest_gap_ms: f64::NAN, ..ColdSoakCounts::default() };
     let own = own(lab)?;
     let order = |random: &mut Random| {
         let resident = match random.between(0, 4) {
@@ -84,7 +85,7 @@ fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<ColdSoakCounts
     };
     let longest_gap_ms = &mut toll.longest_gap_ms;
     let beside = |machine: &Machine, _: &mut Random| {
-        *longest_gap_ms = longest_gap_ms.max(machine.reported("gap_ms"));
+        *longest_gap_ms = longest_gap_ms.max(machine.told("gap_ms"));
         Ok(())
     };
     let start = || WorkerProcess::start("soak");

@@ -50,10 +50,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     ];
     let mut lab = context.start(specs)?;
     progress::wait_until_working(&lab)?;
-    let mut longest_gap_ms = 0.0_f64;
+    let mut longest_gap_ms = f64::NAN;
     let mut soak = Soak::new(&lab, "soak", None, context.seed)?;
     soak.run(length, |machine, random| {
-        longest_gap_ms = longest_gap_ms.max(machine.reported("gap_ms"));
+        longest_gap_ms = longest_gap_ms.max(machine.told("gap_ms"));
         machine.set_balloon(Bytes(random.between(LEAST_MEMORY.0, MEMORY.0)))
     })?;
     for machine in lab.machines() {

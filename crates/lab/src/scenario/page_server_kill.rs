@@ -105,7 +105,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     }
     toll.note(&swap);
     let bad_bytes = fleet::bad_bytes(&lab)?;
-    let checked = lab.machine(GUEST)?.reported("ops");
+    let checked = lab.machine(GUEST)?.told("ops");
     lab.stop()?;
     swap.end()?;
     Ok(figures(context, &toll, bad_bytes, checked))

@@ -113,7 +113,7 @@ fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabEr
         stress::wait_for_shim(machine.process().pid)?;
     }
     let until = Instant::now() + duration;
-    let mut longest_gap_ms: f64 = 0.0;
+    let mut longest_gap_ms = f64::NAN;
     let tolls = std::thread::scope(|scope| {
         let hands: Vec<_> = lab
             .machines()
@@ -159,7 +159,7 @@ fn move_balloons(
         let next = Instant::now() + random.millis((500, 3_000));
         lab.wait_for("the next move", Duration::from_secs(10), |lab| {
             for machine in lab.machines() {
-                *longest_gap_ms = longest_gap_ms.max(machine.reported("gap_ms"));
+                *longest_gap_ms = longest_gap_ms.max(machine.told("gap_ms"));
             }
             Ok(Instant::now() >= next)
         })?;

@@ -46,7 +46,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     fleet::wait_until_working(&lab)?;
     let mut soak = Soak::new(&lab, "code", Some(programs.write_table(&lab)?), context.seed)?;
     soak.run(length, |_, _| Ok(()))?;
-    let rounds = lab.machines().iter().map(|machine| machine.reported("checks"));
+    let rounds = lab.machines().iter().map(|machine| machine.told("checks"));
     let fewest = rounds.smallest();
     let mut figures = context.figures(SCENARIO.name, 1);
     soak.end(&mut figures)?;
