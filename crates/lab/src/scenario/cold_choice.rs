@@ -39,7 +39,14 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-choice",
     summary: "the same size by our choice, by the kernel's own reclaim, by balloon: misses, speed",
-    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::SYS,
+        measured::ARMS,
+    ],
     claims: claims! {
         "vs_kernel" <= 0.8 => "ratio",
             "A guest misses less than with the kernel's own choice, the same memory left to it";

@@ -22,7 +22,14 @@ use crate::swap_file::Swapped;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-circles",
     summary: "four busy guests with 0.6 of what they want: our paging against the kernel's own",
-    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SYS, measured::POLICY],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SYS,
+        measured::POLICY,
+        measured::ARMS,
+    ],
     claims: claims! {
         "system_time" <= 1.2 => "ratio",
             "Four busy guests at 0.6 of their memory cost no more system time than with the \

@@ -45,7 +45,7 @@ use crate::zswap::Zswap;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-density",
     summary: "how many guests of a mix a host carries: plain, balloon and KSM, zswap, Overbook",
-    measures: &[&[file!()], measured::MANAGED],
+    measures: &[&[file!()], measured::MANAGED, measured::ARMS],
     claims: claims! {
         "density" >= 2.0 => "ratio",
             "A host of 1 GiB carries more guests of a mix, none of which loses more than 5 % of \

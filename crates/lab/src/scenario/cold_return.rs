@@ -14,7 +14,14 @@ use super::prelude::*;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-return",
     summary: "a VM wakes, 256 MiB of it out: paged by the host, by its own swap, by balloon",
-    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::SYS],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::SYS,
+        measured::ARMS,
+    ],
     claims: claims! {
         "return_s" <= 0.5 => "s", "A VM of which 256 MiB are out is as fast as before in a moment";
         "return_vs_guest" <= 0.02 => "ratio",

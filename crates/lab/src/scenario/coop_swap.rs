@@ -11,7 +11,7 @@ use crate::remote_swap::{Disk, RemoteSwap, near_share};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "coop-swap",
     summary: "a guest that swaps, on a disk, on a local file, and into another host's memory",
-    measures: &[&[file!()], measured::DISKS],
+    measures: &[&[file!()], measured::DISKS, measured::ARMS],
     claims: claims! {
         "network_vs_disk" >= 2.0 => "ratio",
             "A guest that swaps is faster on another process' memory than on a disk that reads \

@@ -19,7 +19,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-cost",
     summary: "what a working guest feels of its pages being merged: its speed, and its longest pauses",
-    measures: &[&[file!()], measured::PAGES, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::MERGER],
     claims: claims! {
         "guest_slowdown" <= 0.02 => "ratio",
             "A guest that works does not feel that its pages are merged";

@@ -20,7 +20,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-vs-ksm",
     summary: "identical pages of four guests, merged by Overbook and by KSM: amount, time, cost",
-    measures: &[&[file!()], measured::PAGES, measured::SHIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::MERGER],
     claims: claims! {
         "saved_vs_ksm" >= 0.95 => "ratio",
             "Overbook saves what kernel KSM does (four guests, 140 of 256 MB known to be the \

@@ -26,7 +26,7 @@ use crate::swap_file::{SwapFile, Swapped, swapped_mib};
 pub(super) const FIG_7: Scenario = Scenario {
     name: "imr-fig7",
     summary: "fifteen guests boot, then take and free memory in turn: what they have after the boot, and get back",
-    measures: &[&[file!()], measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER, measured::ARMS],
     claims: claims! {
         "boot_saving" >= 0.25 => "ratio",
             "Fifteen guests that report the memory that they free need less of the host when \
@@ -51,7 +51,7 @@ pub(super) const FIG_7: Scenario = Scenario {
 pub(super) const FIG_8: Scenario = Scenario {
     name: "imr-fig8",
     summary: "the same course: memory of all guests after each has taken and freed some",
-    measures: &[&[file!()], measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER, measured::ARMS],
     claims: claims! {
         "growth_lazy_to_plain" <= 0.05 => "ratio",
             "Guests grow by a small part of the growth without reports";
@@ -64,7 +64,7 @@ pub(super) const FIG_8: Scenario = Scenario {
 pub(super) const FIG_9: Scenario = Scenario {
     name: "imr-fig9",
     summary: "the same course: how much the host swaps where their memory is limited, and who survives",
-    measures: &[&[file!()], measured::SHIM, measured::WORKER],
+    measures: &[&[file!()], measured::SHIM, measured::WORKER, measured::ARMS],
     claims: claims! {
         "host_swap_mb_lazy" <= 0.0 => "MiB",
             "The host does not swap while each guest takes and frees 512 MB in turn", "0";

@@ -20,7 +20,7 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig1",
     summary: "what looking for identical pages takes from a CPU-bound guest, by scan rate: ours and kernel KSM's",
-    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::KIM],
+    measures: &[&[file!()], measured::PAGES, measured::SHIM, measured::KIM, measured::MERGER],
     claims: &[],
     run,
 };

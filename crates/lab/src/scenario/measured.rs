@@ -4,6 +4,8 @@
 //! change a figure; the scenario's own file comes first.
 
 pub(super) const API: &[&str] = &["crates/api/src", "crates/overbook/src/http"];
+/// Rounds and their order.
+pub(super) const ARMS: &[&str] = &["crates/lab/src/arms.rs"];
 pub(super) const DAEMON: &[&str] =
     &["crates/drivers/src", "crates/overbook/src/daemon", "crates/overbook/src/daemon.rs"];
 pub(super) const DISKS: &[&str] = &["crates/disks/src", "crates/pageserver/src"];
@@ -11,6 +13,8 @@ pub(super) const DISKS: &[&str] = &["crates/disks/src", "crates/pageserver/src"]
 pub(super) const KIM: &[&str] = &["crates/lab/src/arms.rs", "crates/lab/src/kim"];
 /// The instruments of the experiments on working sets and balance.
 pub(super) const MEB: &[&str] = &["crates/lab/src/arms.rs", "crates/lab/src/meb"];
+/// Merging by Overbook and by KSM, and the guests' content.
+pub(super) const MERGER: &[&str] = &["crates/lab/src/merger.rs"];
 pub(super) const PAGES: &[&str] = &["crates/pages/src"];
 pub(super) const POLICY: &[&str] = &["crates/model/src", "crates/policy/src"];
 pub(super) const POOL: &[&str] = &["crates/cluster/src", "crates/overbook/src/pool"];

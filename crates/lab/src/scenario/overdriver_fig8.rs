@@ -14,7 +14,14 @@ use crate::overload::{self, OverloadSample, PROMISED, Remedy, Threshold};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "overdriver-fig8",
     summary: "a web server in a burst: well-provisioned, disk, network memory, migration, Overbook",
-    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    measures: &[
+        &[file!()],
+        measured::POLICY,
+        measured::DAEMON,
+        measured::DISKS,
+        measured::POOL,
+        measured::ARMS,
+    ],
     claims: claims! {
         "loss_max" <= 8.0 => "%",
             "A web server with half of its memory answers as many requests in a burst as one \

@@ -12,7 +12,14 @@ use crate::overload::{OverloadSample, Remedy, Threshold, asked};
 pub(super) const TABLE_2: Scenario = Scenario {
     name: "overdriver-table2",
     summary: "what a sustained overload costs, by when it is taken for one",
-    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    measures: &[
+        &[file!()],
+        measured::POLICY,
+        measured::DAEMON,
+        measured::DISKS,
+        measured::POOL,
+        measured::ARMS,
+    ],
     claims: claims! {
         "response_learned" < 1.0 => "ratio",
             "A long burst is answered sooner where the daemon has learned that bursts are short";
@@ -25,7 +32,14 @@ pub(super) const TABLE_2: Scenario = Scenario {
 pub(super) const DEMO: Scenario = Scenario {
     name: "overload-demo",
     summary: "a short burst goes to another host's memory, a long one is migrated, beside a disk",
-    measures: &[&[file!()], measured::POLICY, measured::DAEMON, measured::DISKS, measured::POOL],
+    measures: &[
+        &[file!()],
+        measured::POLICY,
+        measured::DAEMON,
+        measured::DISKS,
+        measured::POOL,
+        measured::ARMS,
+    ],
     claims: claims! {
         "short_vs_disk" >= 1.0 => "ratio",
             "A short burst stays, and is answered better than on a disk";

@@ -48,7 +48,14 @@ use crate::threads;
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig10",
     summary: "a web server beside 1 to 8 VMs, memory short: merged, known before, and not",
-    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::TABLES,
+        measured::ARMS,
+    ],
     claims: claims! {
         "response_slope" <= 0.03 => "ratio",
             "A web server answers as fast with seven other VMs as alone where memory is short \
@@ -70,7 +77,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
 pub(super) const FIG_11: Scenario = Scenario {
     name: "smd-fig11",
     summary: "a compiler beside 1 to 8 VMs, memory short: merged, known before, and not",
-    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::TABLES,
+        measured::ARMS,
+    ],
     claims: claims! {
         "run_time_slope" <= 0.03 => "ratio",
             "A compiler compiles as fast with seven other VMs as alone", "almost the same";

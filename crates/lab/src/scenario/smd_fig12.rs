@@ -33,7 +33,15 @@ use crate::smd::{GUESTS, Programs};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig12",
     summary: "how soon guests share their programs' code: known before, found as they run, by KSM",
-    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::TABLES,
+        measured::ARMS,
+        measured::MERGER,
+    ],
     claims: claims! {
         "code_shared_1s" >= 0.9 => "ratio",
             "Of the code that is ever shared, nearly all is a second after all guests work",

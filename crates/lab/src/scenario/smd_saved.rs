@@ -22,7 +22,15 @@ use crate::smd::{Guest, Programs};
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-saved",
     summary: "real guests merged with a table and by KSM: how much of their memory each saves",
-    measures: &[&[file!()], measured::PAGES, measured::WORKER, measured::SHIM, measured::TABLES],
+    measures: &[
+        &[file!()],
+        measured::PAGES,
+        measured::WORKER,
+        measured::SHIM,
+        measured::TABLES,
+        measured::ARMS,
+        measured::MERGER,
+    ],
     claims: claims! {
         "saved_vs_ksm" >= 0.95 => "ratio",
             "With a table and by looking, Overbook saves what KSM does in all";

@@ -217,13 +217,14 @@ fn a_format_gives_the_names_that_it_makes() {
 fn every_claim_names_a_figure_that_its_scenario_makes() {
     let tree = this_tree();
     let dirs = ["crates/lab/src/kim", "crates/lab/src/meb"];
-    let helpers = dirs.iter().flat_map(|dir| std::fs::read_dir(tree.path(dir)).unwrap());
-    let mut common: Vec<_> = helpers.map(|entry| entry.unwrap().path()).collect();
-    common.push(tree.path("crates/lab/src/soak.rs"));
+    let files_in = |dir: &str| std::fs::read_dir(tree.path(dir)).unwrap();
+    let mut common = vec![tree.path("crates/lab/src/soak.rs")];
     common.push(tree.path("crates/lab/src/scenario/meb_accuracy.rs"));
     common.push(tree.path("crates/lab/src/scenario/group_isolation/shared.rs"));
     for scenario in scenario::SCENARIOS {
-        let files = common.iter().filter(|path| path.is_file()).cloned();
+        let helpers = dirs.iter().filter(|dir| scenario.sources().any(|source| source == **dir));
+        let helpers = helpers.flat_map(|dir| files_in(dir)).map(|entry| entry.unwrap().path());
+        let files = common.iter().cloned().chain(helpers).filter(|path| path.is_file());
         let own = scenario.sources().next().map(|path| tree.path(path));
         let texts = files.chain(own).map(|path| {
             std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("{}", path.display()))
