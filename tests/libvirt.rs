@@ -65,6 +65,8 @@ const HIDDEN: [&str; 5] =
 const KVM: &str = "/dev/kvm";
 /// The place in the namespace at which libvirt's user finds an unpacked QEMU.
 const QEMU_ROOT: &str = "/mnt";
+/// Modules of the system's QEMU. Another QEMU that finds them ends.
+const MODULES: &str = "/usr/lib/x86_64-linux-gnu/qemu";
 /// The domains: three of the group `shop` by their names, one by its metadata, and one of no group.
 const DOMAINS: [&str; 5] = ["hungry", "idle-1", "idle-2", "idle-3", "stray"];
 const METADATA: &str = "xmlns:o=\"https://overbook.example/libvirt/1\" group=\"shop\" \
@@ -489,6 +491,9 @@ fn emulator(dir: &Path) -> PathBuf {
     let Some(root) = std::env::var_os(QEMU) else { return "/usr/bin/qemu-system-x86_64".into() };
     run("mount", &["--bind", root.to_str().unwrap(), QEMU_ROOT]);
     run("mount", &["-o", "remount,bind,ro", QEMU_ROOT]);
+    if Path::new(MODULES).exists() {
+        run("mount", &["-t", "tmpfs", "tmpfs", MODULES]);
+    }
     let program = dir.join("qemu-system-x86_64");
     let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"]
         .map(|directory| format!("{QEMU_ROOT}/{directory}"))
@@ -554,7 +559,11 @@ fn connected(arguments: &[&str]) -> Output {
 /// The output of `virsh`, which must succeed.
 fn virsh(arguments: &[&str]) -> String {
     let output = connected(arguments);
-    assert!(output.status.success(), "virsh {arguments:?}: {}", text(&output));
+    let log = || {
+        let dir = PathBuf::from(std::env::var_os(INSIDE).unwrap());
+        fs::read_to_string(dir.join("libvirtd.log")).unwrap_or_default()
+    };
+    assert!(output.status.success(), "virsh {arguments:?}: {}\n{}", text(&output), log());
     String::from_utf8(output.stdout).unwrap()
 }
 

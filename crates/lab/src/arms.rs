@@ -16,7 +16,7 @@ const _: () = assert!(ROUNDS as usize == LEAST_COUNT);
 
 /// The order of the arms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum ArmOrder {
     Listed,
     /// In every second round backwards, so that none is always first.
     Alternating,
@@ -40,7 +40,7 @@ impl<R> Arms<R> {
         mut run: impl FnMut(&'static str, &A) -> Result<R, LabError>,
     ) -> Result<Self, LabError> {
         let mut all = Self::default();
-        all.turn(Order::Listed, arms, |name, arm| {
+        all.turn(ArmOrder::Listed, arms, |name, arm| {
             context.say(&format!("{name} ..."));
             run(name, arm)
         })?;
@@ -50,12 +50,12 @@ impl<R> Arms<R> {
     /// Runs a further round.
     pub fn turn<A>(
         &mut self,
-        order: Order,
+        order: ArmOrder,
         arms: &[(&'static str, A)],
         mut run: impl FnMut(&'static str, &A) -> Result<R, LabError>,
     ) -> Result<(), LabError> {
         let mut turn: Vec<_> = arms.iter().collect();
-        if order == Order::Alternating && self.0.len() % 2 == 1 {
+        if order == ArmOrder::Alternating && self.0.len() % 2 == 1 {
             turn.reverse();
         }
         let round = turn.into_iter().map(|(name, arm)| Ok((*name, run(name, arm)?)));
@@ -120,7 +120,9 @@ mod tests {
     fn every_second_round_runs_backwards() {
         let mut arms = Arms::default();
         let mut ran = Vec::new();
-        for order in [Order::Alternating, Order::Alternating, Order::Listed, Order::Listed] {
+        for order in
+            [ArmOrder::Alternating, ArmOrder::Alternating, ArmOrder::Listed, ArmOrder::Listed]
+        {
             let run = |name, number: &f64| {
                 ran.push(name);
                 Ok(*number)

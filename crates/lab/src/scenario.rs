@@ -78,7 +78,7 @@ mod prelude {
     pub(super) use sys::memory_of::{Counters, Overhead};
 
     pub(super) use super::{Context, Scenario, measured};
-    pub(super) use crate::arms::{Arms, Order, across, geometric_mean};
+    pub(super) use crate::arms::{ArmOrder, Arms, across, geometric_mean};
     pub(super) use crate::chart::{Chart, Line};
     pub(super) use crate::daemon::{Daemon, DaemonSettings, Overbooked};
     pub(super) use crate::evidence::claim::claims;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::course::{self, SharingRun};
 use super::jobs::{self, Job};
 use super::setting::{BASELINE, Setting};
-use crate::arms::{Arms, Order, geometric_mean};
+use crate::arms::{ArmOrder, Arms, geometric_mean};
 use crate::figures::{Figure, Figures};
 use crate::lab::LabError;
 use crate::recording::median;
@@ -46,7 +46,7 @@ impl Trial {
         for round in 1..=rounds {
             for (mix, courses) in &mut mixes {
                 let guests = jobs::group(GROUP, &mix.jobs, context.seed);
-                courses.turn(Order::Alternating, &arms, |name, setting| {
+                courses.turn(ArmOrder::Alternating, &arms, |name, setting| {
                     context.say(&format!("round {round}: {} under {name} ...", mix.name));
                     course::run(context, &guests, setting, Duration::ZERO, window)
                 })?;

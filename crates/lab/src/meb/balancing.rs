@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use model::{Bytes, ColdSpec, Mode, Policy};
 
-use crate::arms::{Arms, Order, across, geometric_mean};
+use crate::arms::{ArmOrder, Arms, across, geometric_mean};
 use crate::background::Background;
 use crate::daemon::DaemonSettings;
 use crate::figures::{Figure, Figures};
@@ -121,7 +121,7 @@ impl Table {
         for number in 1..=ROUNDS {
             context.say(&format!("Round {number} of {ROUNDS} ..."));
             let arms = ARMS.map(|arm| (arm.name(), arm));
-            courses.turn(Order::Listed, &arms, |_, arm| self.course(context, *arm))?;
+            courses.turn(ArmOrder::Listed, &arms, |_, arm| self.course(context, *arm))?;
         }
         Ok(BalanceResult { table: self, courses })
     }

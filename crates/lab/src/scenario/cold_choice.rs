@@ -140,7 +140,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for (name, command) in WORKLOADS {
         context.say(&format!("{name} ..."));
         let mut wanted = None;
-        rows.turn(Order::Listed, &WAYS, |name, way| {
+        rows.turn(ArmOrder::Listed, &WAYS, |name, way| {
             let course = KeptMemory::start(context, command, *way)?.measure(wanted)?;
             context.say(&format!("  {name}: {}", course.words()));
             wanted = Some(course.wanted);

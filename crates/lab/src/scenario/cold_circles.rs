@@ -76,7 +76,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let _zram = Zram::new(ZRAM)?;
     let mut courses = Arms::default();
     for round in 1..=ROUNDS {
-        courses.turn(Order::Listed, &ARMS, |name, way| {
+        courses.turn(ArmOrder::Listed, &ARMS, |name, way| {
             let course = course(context, *way)?;
             context.say(&format!("{round}, {name}: {}", course.words()));
             Ok(course)

@@ -59,7 +59,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut all = Courses::default();
     for round in 1..=ROUNDS {
         for (job, courses) in JOBS.into_iter().zip(&mut all) {
-            courses.turn(Order::Alternating, &ARMS, |name, lent| {
+            courses.turn(ArmOrder::Alternating, &ARMS, |name, lent| {
                 context.say(&format!("round {round}: {} with a {name} ...", job.name));
                 course(context, job, *lent)
             })?;

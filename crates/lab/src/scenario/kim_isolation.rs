@@ -173,7 +173,7 @@ fn rounds(context: &Context, other: Job) -> Result<Vec<Beside>, LabError> {
             let together = |it: &MachineSpec| MachineSpec { group: "all".to_owned(), ..it.clone() };
             let system: Vec<MachineSpec> = guests.iter().map(together).collect();
             let arms = [(GRP, &guests[..]), (NOGRP, &system[..])];
-            courses.turn(Order::Alternating, &arms, |name, guests| {
+            courses.turn(ArmOrder::Alternating, &arms, |name, guests| {
                 context.say(&format!("{job} beside {}, {name} ...", other.name));
                 course::run(context, guests, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)
             })?;

@@ -121,7 +121,7 @@ fn run_speeds(context: &Context) -> Result<Figures, LabError> {
     let mut results = Arms::default();
     for round in 1..=ROUNDS {
         context.say(&format!("Round {round} of {ROUNDS} ..."));
-        results.turn(Order::Alternating, &ARMS, |name, arm| outcome(context, name, arm))?;
+        results.turn(ArmOrder::Alternating, &ARMS, |name, arm| outcome(context, name, arm))?;
     }
     let mut figures = context.figures(SPEEDS.name, ROUNDS);
     add_speeds(&mut figures, &results);

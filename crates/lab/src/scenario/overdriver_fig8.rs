@@ -79,7 +79,7 @@ pub(super) fn trials(
     );
     for seconds in bursts {
         let burst = Duration::from_secs(*seconds);
-        all.turn(Order::Listed, ways, |name, remedy| {
+        all.turn(ArmOrder::Listed, ways, |name, remedy| {
             context.say(&format!("{name}, {seconds} s ..."));
             let one = overload::run(context, *remedy, burst)?;
             // Writing to a string cannot fail.

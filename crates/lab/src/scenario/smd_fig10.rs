@@ -234,7 +234,7 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
     let small = Bytes::mib(small_mib as u64);
     let mut courses = Courses::default();
     for number in 1..=ROUNDS {
-        courses.turn(Order::Alternating, &ARMS, |name, way| {
+        courses.turn(ArmOrder::Alternating, &ARMS, |name, way| {
             course(&format!("round {number}: {name}, {small}"), *way, Some(small), timed.counts)
         })?;
     }
