@@ -2,7 +2,17 @@
 
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, copyFileSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  copyFileSync,
+  mkdirSync,
+  mkdtempSync,
+  openSync,
+  readFileSync,
+  readdirSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { createServer, connect, type Server } from 'node:net';
 import { join, resolve } from 'node:path';
 
@@ -106,8 +116,15 @@ export class Host {
   /** CPU time of the daemon and of the process that answers the API, in seconds. */
   daemonSeconds(): number {
     const daemon = this.#children.at(-1)!.pid!;
-    const children = readFileSync(`/proc/${daemon}/task/${daemon}/children`, 'utf8');
-    const all = [daemon, ...children.trim().split(' ').map(Number)];
+    // A child belongs to the thread that has started it.
+    const tasks = readdirSync(`/proc/${daemon}/task`);
+    const children = tasks.flatMap((task) =>
+      readFileSync(`/proc/${daemon}/task/${task}/children`, 'utf8').split(' ').filter(Boolean),
+    );
+    if (children.length === 0) {
+      throw new Error('the daemon has no process that answers the API');
+    }
+    const all = [daemon, ...children.map(Number)];
     return all.reduce((sum, pid) => sum + secondsOf(pid), 0);
   }
 
