@@ -430,8 +430,8 @@ impl Stage {
         let kinds: Vec<String> =
             kinds.map(|(kind, loss)| format!("{} {:.1}", kind.name, loss * 100.0)).collect();
         format!(
-            "  {} guests: the worst loses {:.1} %, all {:.1} % ({}), {:.0} MiB and {:.0} compressed, \
-             CPU {:.0} %",
+            "  {} guests: the worst loses {:.1} %, all {:.1} % ({}), {:.0} MiB and {:.0} \
+             compressed, CPU {:.0} %",
             self.guests,
             self.worst * 100.0,
             self.loss * 100.0,

@@ -192,7 +192,8 @@ fn regain(context: &Context, order: u32, options: &str) -> Result<Vec<RegainRoun
     for number in 0..=ROUNDS {
         let round = round(&lab, &mut worker, pages, rest)?;
         context.say(&format!(
-            "  {:.3} reclaimed, {:.3} handed over, {:.3} us of the shim's CPU time for each page and {:.3} of the worker's",
+            "  {:.3} reclaimed, {:.3} handed over, {:.3} us of the shim's CPU time for each page \
+             and {:.3} of the worker's",
             round.reclaimed, round.handed_over, round.us_per_page, round.worker_us_per_page
         ));
         if number > 0 {

@@ -40,7 +40,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         for (call, times) in [("register", waits.registered), ("grow", waits.grown)] {
             let Median { value, low, high, .. } = Median::of(times);
             let note = format!(
-                "median, {low:.1} to {high:.1}, the program's own call included; {} MiB were out of reach",
+                "median, {low:.1} to {high:.1}, the program's own call included; {} MiB were moved out",
                 waits.mib
             );
             figures.tell(&format!("{call}_{of_size}_ms"), value, "ms", note);
@@ -99,7 +99,7 @@ impl Waits {
         }
         let staged_mib = link.staged().1 / 256;
         if staged_mib < self.mib {
-            return Err(LabError::Shim(format!("only {staged_mib} MiB are out of reach")));
+            return Err(LabError::Shim(format!("only {staged_mib} MiB are moved out")));
         }
         let began = Instant::now();
         let number = program.tell(command)?;

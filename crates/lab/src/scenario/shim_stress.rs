@@ -242,7 +242,7 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[FuzzerCounts]) {
     add("pinned", Figure::new(pinned, "count", "pages that the kernel refused to move"));
     let moved = sum(&|toll| toll.deeds.total(|counters| counters.moved_out));
     let some = Target::AtLeast(1.0);
-    add("moved_out", Figure::new(moved, "pages", "taken out of reach").target(some));
+    add("moved_out", Figure::new(moved, "pages", "moved out of the guest's memory").target(some));
     let merged = sum(&|toll| toll.deeds.merged);
     add("merged", Figure::new(merged, "pages", "put into a pool").target(some));
     let unshared = sum(&|toll| toll.deeds.unshared);
@@ -258,7 +258,7 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[FuzzerCounts]) {
     let taken = Figure::new(taken, "pages", "of those, before the guest had them in use again");
     add("taken", Figure { target: of_stand_in, ..taken });
     let discarded = sum(&|toll| toll.deeds.total(|counters| counters.discarded));
-    let discarded = Figure::new(discarded, "pages", "discarded while out of reach");
+    let discarded = Figure::new(discarded, "pages", "discarded while they were moved out");
     add("discarded", Figure { target: of_stand_in, ..discarded });
     add("releases", Figure::new(sum(&|toll| toll.deeds.releases), "count", "by the worker"));
     add("requests", Figure::new(sum(&|toll| toll.deeds.requests), "count", "to the shim"));
