@@ -8,7 +8,7 @@
 //! switched that off. So is each domain of libvirt. Such a slot is removed when a socket of it is
 //! found.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +82,9 @@ pub(super) async fn run(shared: Arc<DriverState>, mut places: watch::Receiver<Pl
             found.processes = Some(processes);
             is_any_gone |= tasks.follow(&shared, &found);
         }
-        shared.forget_names(identity::has_ended);
+        if is_due {
+            shared.forget_names(identity::has_ended);
+        }
         if is_any_gone {
             shared.records.strike_the_dead().await;
         }
@@ -145,14 +147,6 @@ struct Found {
 }
 
 impl Found {
-    fn has(&self, path: &Path) -> bool {
-        match (process_vm::is_place(path), &self.processes) {
-            (false, _) => self.sockets.iter().any(|found| found == path),
-            (true, Some(processes)) => processes.iter().any(|found| found == path),
-            (true, None) => true,
-        }
-    }
-
     fn all(&self) -> impl Iterator<Item = &PathBuf> {
         self.sockets.iter().chain(self.processes.iter().flatten())
     }
@@ -217,10 +211,14 @@ impl Tasks {
     fn follow(&mut self, shared: &Arc<DriverState>, found: &Found) -> bool {
         let mut slots = shared.slots();
         let before = self.0.len();
+        let all: HashSet<&Path> = found.all().map(PathBuf::as_path).collect();
+        let stays = |path: &Path| {
+            all.contains(path) || (found.processes.is_none() && process_vm::is_place(path))
+        };
         self.0.retain(|path, task| {
             // A process that is not found any more is behind a socket, or has ended.
             let is_ready = |slot: &Arc<Slot>| slot.is_over() || has_moved(slot);
-            let over = !found.has(path) && slots.get(path).is_none_or(is_ready);
+            let over = !stays(path) && slots.get(path).is_none_or(is_ready);
             if over {
                 task.abort();
                 slots.remove(path);

@@ -4,21 +4,27 @@
 //! reading `smaps` waits for a lock of QEMU's, and a QEMU that is stuck in the kernel may hold it
 //! for ever. Measurements are frequent at first, while QEMU's heap and TCG's buffer still grow,
 //! and then take place every [`SLOWEST`]. They come sooner if the sum exceeds what the guest's
-//! RAM can explain, but never take more than 0.1 % of a CPU (see [`sys::memory_of`]).
+//! RAM can explain, but never take more than 0.1 % of a CPU (see [`sys::memory_of`]). While
+//! QEMU's own memory stays as it is, they become rarer still, up to [`STEADY`].
 
 use std::time::{Duration, Instant};
 
 use model::Bytes;
-use sys::memory_of::{Counters, Overhead, OverheadError};
+use sys::memory_of::{CounterFile, Counters, Overhead, OverheadError};
+use sys::procfs::ProcError;
 use tokio::task::JoinHandle;
 
 const FIRST: Duration = Duration::from_secs(1);
 const SLOWEST: Duration = Duration::from_secs(15);
+const STEADY: Duration = Duration::from_secs(60);
+/// Memory of QEMU's that has changed by less than this is steady.
+const SAME: Bytes = Bytes::mib(1);
 
 /// Counts the memory of one QEMU process's guest.
 #[derive(Debug)]
 pub(super) struct Meter {
     pid: u32,
+    counters: Option<CounterFile>,
     ram_sizes: Vec<Bytes>,
     overhead: Option<Overhead>,
     pending: Option<JoinHandle<Result<Overhead, OverheadError>>>,
@@ -33,22 +39,40 @@ impl Meter {
     /// measuring.
     pub(super) fn new(pid: u32, ram_sizes: Vec<Bytes>) -> Self {
         let now = Instant::now();
-        let (overhead, pending) = (None, None);
-        let mut meter =
-            Self { pid, ram_sizes, overhead, pending, pause: FIRST, earliest: now, due: now };
+        let mut meter = Self {
+            pid,
+            counters: None,
+            ram_sizes,
+            overhead: None,
+            pending: None,
+            pause: FIRST,
+            earliest: now,
+            due: now,
+        };
         meter.start(now);
         meter
     }
 
-    /// Memory that the guest occupies now, without the pages of a pool; `None` before the first
-    /// measurement has ended.
-    pub(super) async fn read(&mut self) -> Result<Option<Bytes>, OverheadError> {
+    /// The counters of its process now.
+    pub(super) fn counters(&mut self) -> Result<Counters, ProcError> {
+        match &mut self.counters {
+            Some(file) => file.read(),
+            none => none.insert(CounterFile::open(self.pid)?).read(),
+        }
+    }
+
+    /// Memory that the guest occupies by these counters of its process, without the pages of a
+    /// pool; `None` before the first measurement has ended.
+    pub(super) async fn read(
+        &mut self,
+        counters: Result<Counters, ProcError>,
+    ) -> Result<Option<Bytes>, OverheadError> {
         self.collect().await?;
         let now = Instant::now();
         if now >= self.due {
             self.start(now);
         }
-        let counters = Counters::of(self.pid)?;
+        let counters = counters?;
         let Some(overhead) = self.overhead else { return Ok(None) };
         let used = overhead.guest_used(&counters);
         if !self.explains(used, &counters) {
@@ -93,7 +117,9 @@ impl Meter {
             let overhead = outcome?;
             self.earliest = now + overhead.rest().max(FIRST);
             self.due = now + overhead.rest().max(self.pause);
-            self.pause = (self.pause * 2).min(SLOWEST);
+            let is_same = |before: Overhead| before.own.0.abs_diff(overhead.own.0) < SAME.0;
+            let longest = if self.overhead.is_some_and(is_same) { STEADY } else { SLOWEST };
+            self.pause = (self.pause * 2).min(longest);
             self.overhead = Some(overhead);
         }
         Ok(())
@@ -111,7 +137,8 @@ mod tests {
         let mut meter = Meter::new(std::process::id(), vec![Bytes::mib(192)]);
         let mut used = None;
         for _ in 0..100 {
-            used = meter.read().await.unwrap();
+            let counters = meter.counters();
+            used = meter.read(counters).await.unwrap();
             if used.is_some() {
                 break;
             }
@@ -125,6 +152,7 @@ mod tests {
     #[tokio::test]
     async fn a_vanished_process_is_an_error() {
         let mut meter = Meter::new(u32::MAX, vec![Bytes::mib(1)]);
-        assert!(meter.read().await.is_err());
+        let counters = meter.counters();
+        assert!(meter.read(counters).await.is_err());
     }
 }

@@ -25,7 +25,6 @@ use model::view::Mechanism;
 use model::{Bytes, Migration, Reading, VmName};
 use sys::clock::boot_now;
 use sys::log;
-use sys::memory_of::Counters;
 use sys::process::Identity;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
@@ -49,8 +48,6 @@ const MOST_VMS: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after the end of a VM or a fault until its process is checked again.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The cgroup's CPU time is read once in this number of periods.
-const CPU_EVERY: u64 = 5;
 pub(super) const NO_SOCKET: &str = "no QMP socket of it is named in [host] `qmp`";
 
 /// The key of such a VM among the slots.
@@ -206,7 +203,7 @@ async fn look_after(
             claim(shared, slot, &name_of_stranger(&slot.path), pid);
         }
         count(slot, pid, &said, &mut meter).await;
-        if periods.is_multiple_of(CPU_EVERY) {
+        if periods.is_multiple_of(slot::CPU_EVERY) {
             slot.count_cpu(pid);
         }
         match guest.look().await {
@@ -249,19 +246,18 @@ fn claim(shared: &DriverState, slot: &Slot, name: &VmName, pid: u32) {
 
 /// Reads its memory from the kernel.
 async fn count(slot: &Slot, pid: u32, said: &[Bytes], meter: &mut Meter) {
-    let used = meter.read().await;
+    let counters = meter.counters();
+    let mapped = counters.as_ref().map_or(Bytes::ZERO, |counters| counters.mapped);
+    let used = meter.read(counters).await;
     let now = boot_now();
-    let mapped = Counters::of(pid).map_or(Bytes::ZERO, |counters| counters.mapped);
     {
         let view = &mut slot.state().view;
         view.ram = said.iter().copied().sum::<Bytes>().min(mapped);
-        if let Ok(limits) = sys::memory_limits::of_process(pid) {
-            view.memory_limits = Some(Reading::new(limits, now));
-        }
         if let Ok(Some(used)) = used {
             (view.used, view.own) = (Some(Reading::new(used, now)), meter.own());
         }
     }
+    slot.read_limits(pid);
     slot.limit(Mechanism::HostMemory, used.err().map(|error| error.to_string()));
 }
 

@@ -79,6 +79,8 @@ pub(super) struct Session<'a> {
     /// Memory that QEMU reported at the last query.
     ram: Ram,
     meter: Option<Meter>,
+    /// Its process's memory at the last reading; `None`: it could not be read.
+    counters: Option<Counters>,
     dating: Dating,
     /// Whether QEMU polls the guest's statistics as often as we need them.
     is_polling: bool,
@@ -145,6 +147,7 @@ impl<'a> Session<'a> {
             device,
             ram,
             meter: None,
+            counters: None,
             dating,
             is_polling,
             periods,
@@ -298,7 +301,9 @@ impl<'a> Session<'a> {
     /// Sends the queries of every period.
     async fn look(&mut self) -> Result<(), QmpError> {
         self.count_memory().await;
-        self.read_limits();
+        if let Ok(pid) = self.peer.qemu {
+            self.slot.read_limits(pid);
+        }
         let migrate = Command::new("query-migrate");
         let status = Command::new("query-status");
         let (migrate, status) = if let Some(device) = &self.device {
@@ -335,9 +340,11 @@ impl<'a> Session<'a> {
         self.slot.up();
         if self.periods.is_multiple_of(BLOCK_EVERY) {
             self.count_blocks().await?;
-            if let Ok(pid) = self.peer.qemu {
-                self.slot.count_cpu(pid);
-            }
+        }
+        if self.periods.is_multiple_of(slot::CPU_EVERY)
+            && let Ok(pid) = self.peer.qemu
+        {
+            self.slot.count_cpu(pid);
         }
         self.periods += 1;
         self.ensure_polling().await
@@ -355,11 +362,15 @@ impl<'a> Session<'a> {
 
     /// Shows the RAM that QEMU reports, but at most the memory that QEMU has mapped according to
     /// the kernel.
-    fn show_ram(&self) {
+    fn show_ram(&mut self) {
         let said = self.ram;
-        let counters = self.peer.qemu.as_ref().ok().and_then(|pid| Counters::of(*pid).ok());
-        let seen = counters.map(|counters| counters.mapped);
-        let ram = seen.map_or(said, |seen| said.within(seen));
+        // Memory may have been plugged since the last reading.
+        if self.counters.is_none_or(|seen| said.within(seen.mapped) != said)
+            && let Ok(pid) = self.peer.qemu
+        {
+            self.counters = Counters::of(pid).ok();
+        }
+        let ram = self.counters.map_or(said, |seen| said.within(seen.mapped));
         {
             let view = &mut self.slot.state().view;
             (view.ram, view.hotplugged, view.devices) = (ram.reach, ram.hotplugged, ram.devices);
@@ -373,7 +384,9 @@ impl<'a> Session<'a> {
 
     async fn count_memory(&mut self) {
         let Some(meter) = &mut self.meter else { return };
-        let outcome = meter.read().await;
+        let counters = meter.counters();
+        self.counters = counters.as_ref().ok().copied();
+        let outcome = meter.read(counters).await;
         let now = boot_now();
         match outcome {
             Ok(Some(used)) => {
@@ -387,14 +400,6 @@ impl<'a> Session<'a> {
             }
             Ok(None) => {}
             Err(error) => self.slot.limit(Mechanism::HostMemory, Some(error.to_string())),
-        }
-    }
-
-    /// A limit may appear, change or disappear at any time.
-    fn read_limits(&self) {
-        let Ok(pid) = self.peer.qemu else { return };
-        if let Ok(limits) = sys::memory_limits::of_process(pid) {
-            self.slot.state().view.memory_limits = Some(Reading::new(limits, boot_now()));
         }
     }
 
@@ -543,6 +548,11 @@ impl<'a> Session<'a> {
         self.slot.state().view.migration = migration;
         if migration != Migration::None {
             return Ok(Some("not while a migration is, or may be, under way".to_owned()));
+        }
+        if let Ok(pid) = self.peer.qemu
+            && let Err(why) = self.slot.check_limits(pid)
+        {
+            return Ok(Some(why));
         }
         if self.undo.balloon.is_none() {
             let (ram, balloon) = ram::with_balloon(&mut self.client).await?;

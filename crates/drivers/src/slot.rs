@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use model::view::Mechanism;
+use model::view::{Mechanism, MemoryLimit};
 use model::{Bytes, Link, Migration, Millis, Reading, Time, VmName, VmView};
 use sys::clock::boot_now;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -18,6 +18,12 @@ use super::undo::{RestoreError, Undo, Undone};
 
 /// How long a VM is still shown after its QEMU has ended.
 pub(super) const SHOWN_AFTER_END: Millis = Millis::secs(5);
+
+/// The CPU time of QEMU's cgroup is read once in this number of periods.
+pub(super) const CPU_EVERY: u64 = 10;
+/// A VM without a limit in its cgroups is looked at again after this time: on a host of 200 VMs,
+/// their cgroups have thousands of files.
+const LIMITS_EVERY: Millis = Millis::secs(10);
 
 /// Reason for the missing data of a VM whose socket has just been found.
 pub(super) const NOT_CONNECTED: &str = "not connected yet";
@@ -152,6 +158,39 @@ impl Slot {
             Some(why) => limits.insert(mechanism, why),
             None => limits.remove(&mechanism),
         };
+    }
+
+    /// Reads the limits of QEMU's cgroups, with their use. A limit may appear, change or disappear
+    /// at any time.
+    pub(super) fn read_limits(&self, pid: u32) {
+        let now = boot_now();
+        let is_free = |known: &Reading<Vec<MemoryLimit>>| {
+            known.value.is_empty() && known.age(now) < LIMITS_EVERY
+        };
+        if self.state().view.memory_limits.as_ref().is_some_and(is_free) {
+            return;
+        }
+        if let Ok(limits) = sys::memory_limits::of_process(pid) {
+            self.state().view.memory_limits = Some(Reading::new(limits, now));
+        }
+    }
+
+    /// Looks for a limit that has appeared since the last reading, before the balloon changes.
+    ///
+    /// # Errors
+    /// There is one; the size was chosen without it.
+    pub(super) fn check_limits(&self, pid: u32) -> Result<(), String> {
+        let found = sys::memory_limits::of_process(pid).unwrap_or_default();
+        let known = &mut self.state().view.memory_limits;
+        let had_any = known.as_ref().is_some_and(|known| !known.value.is_empty());
+        let Some(first) = found.first() else { return Ok(()) };
+        if had_any {
+            return Ok(());
+        }
+        let MemoryLimit { cgroup, file, limit, .. } = first;
+        let why = format!("its cgroup {cgroup} has a limit of {limit} ({file}) since a moment ago");
+        *known = Some(Reading::new(found, boot_now()));
+        Err(why)
     }
 
     /// Reads the CPU time of QEMU's cgroup. A host without cgroup v2 has no such counter, and no

@@ -48,7 +48,7 @@ fn killing_the_keeper_ends_every_guest_and_down_sweeps() {
     let keeper = u32::try_from(status["holder_pid"].as_u64().unwrap()).unwrap();
 
     signal(keeper, "-KILL");
-    lab.wait_for_processes(|count| count == 0);
+    lab.wait_for_the_end();
 
     let down = lab.lab(&["down"]);
     assert!(text(&down.stdout).starts_with("no lab ran"), "{}", text(&down.stdout));
@@ -68,8 +68,7 @@ fn ctrl_c_while_a_scenario_runs_leaves_nothing() {
 fn interrupted_after(millis: u64) {
     let lab = LabDir::new();
     let run = lab.start(&["run", "boot"]);
-    // The processes are the scenario itself and at least one guest.
-    lab.wait_for_processes(|count| count >= 2);
+    lab.wait_for_a_guest();
     std::thread::sleep(std::time::Duration::from_millis(millis));
     signal(run.id(), "-INT");
     let output = run.wait_with_output().unwrap();
@@ -81,17 +80,17 @@ fn interrupted_after(millis: u64) {
 fn a_killed_scenario_takes_its_guests_along() {
     let lab = LabDir::new();
     let mut run = lab.start(&["run", "boot"]);
-    lab.wait_for_processes(|count| count >= 2);
+    lab.wait_for_a_guest();
     signal(run.id(), "-KILL");
     run.wait().unwrap();
-    lab.wait_for_processes(|count| count == 0);
+    lab.wait_for_the_end();
 }
 
 #[test]
 fn down_ends_a_scenario_that_runs_elsewhere() {
     let lab = LabDir::new();
     let run = lab.start(&["run", "boot"]);
-    lab.wait_for_processes(|count| count >= 2);
+    lab.wait_for_a_guest();
     assert_eq!(text(&lab.lab(&["down"]).stdout), "the lab is ended\n");
     assert_eq!(run.wait_with_output().unwrap().status.code(), Some(130));
     assert_eq!(lab.remains(), Vec::<String>::new());

@@ -40,6 +40,7 @@ use drivers::{BootClock, Drivers, Records, Settings, ksm::Hand};
 use model::{Bytes, Hold, Millis, Mode, Pauses, Spec, VmName};
 use policy::{Case, Kept, Memory, tuning};
 use sys::clock::boot_now;
+use sys::process::allow_many_files;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -76,6 +77,10 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// # Errors
 /// When it cannot start. Once it runs, nothing ends it but a signal.
 pub fn run(config: &Path) -> Result<(), DaemonError> {
+    // Each VM takes some files, in this process and in its children.
+    if let Err(error) = allow_many_files() {
+        log::warn(&format!("the limit of open files stays as it is: {error}"));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let (daemon, doors) = Daemon::start(config)?;

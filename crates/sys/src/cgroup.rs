@@ -5,6 +5,7 @@
 //! `cpu.stat` and the PSI files exist there even where all controllers are still bound to v1.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::procfs::{ProcError, read};
 
@@ -12,7 +13,32 @@ use crate::procfs::{ProcError, read};
 /// two levels, and one for each vCPU.
 const MOST_DEPTH: u32 = 4;
 const MOST_INSIDE: u32 = 4_096;
-const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// The v2 tree.
+pub(crate) static V2: Mount = Mount::at(&["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]);
+
+/// The mount point of a tree of cgroups, which stays as it is once it is found.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    places: &'static [&'static str],
+    found: OnceLock<&'static Path>,
+}
+
+impl Mount {
+    /// A tree that is mounted at the first of these places that has one.
+    pub(crate) const fn at(places: &'static [&'static str]) -> Self {
+        Self { places, found: OnceLock::new() }
+    }
+
+    /// Where it is mounted; `None`: not on this host.
+    pub(crate) fn dir(&self) -> Option<&'static Path> {
+        if let Some(found) = self.found.get() {
+            return Some(found);
+        }
+        let mut places = self.places.iter().map(Path::new);
+        let found = places.find(|dir| dir.join("cgroup.procs").exists())?;
+        Some(self.found.get_or_init(|| found))
+    }
+}
 
 /// The directory of the v2 cgroup of process `pid`; `None` on a host without a v2 tree.
 ///
@@ -28,8 +54,7 @@ pub fn of_process(pid: u32) -> Result<Option<PathBuf>, ProcError> {
     if !group.starts_with('/') || group.split('/').any(|part| part == "..") {
         return Ok(None);
     }
-    let mount = MOUNTS.iter().map(Path::new).find(|dir| dir.join("cgroup.procs").exists());
-    Ok(mount.map(|mount| mount.join(group.trim_start_matches('/'))))
+    Ok(V2.dir().map(|mount| mount.join(group.trim_start_matches('/'))))
 }
 
 /// The file that makes the kernel reclaim memory of process `pid` (`memory.reclaim`, Linux 5.19).
@@ -42,7 +67,7 @@ pub fn reclaim_file(pid: u32) -> Result<Option<PathBuf>, ProcError> {
     let Some(dir) = of_process(pid)? else { return Ok(None) };
     let has_file = |dir: &&Path| dir.join("memory.reclaim").exists();
     // The root of the tree contains all processes of the host.
-    let within = |dir: &&Path| !MOUNTS.iter().any(|mount| Path::new(mount) == *dir);
+    let within = |dir: &&Path| V2.dir() != Some(*dir);
     let nearest = dir.ancestors().take_while(within).find(has_file);
     let is_alone = nearest.filter(|dir| has_no_other(dir, pid, MOST_DEPTH));
     Ok(is_alone.map(|dir| dir.join("memory.reclaim")))

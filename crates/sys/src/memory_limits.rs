@@ -9,13 +9,14 @@
 //! Cgroup v2 has `memory.max` and `memory.high`, v1 has `memory.limit_in_bytes`. All memory
 //! charged there counts, except the page cache, which the kernel drops first.
 //!
-//! **Cost.** One small file for each level, and two more for each that has a limit: some 10 µs
-//! each.
+//! **Cost.** One or two small files for each level, and two more for each that has a limit: some
+//! 10 µs each. So the caller looks less often at a process without a limit.
 
 use std::path::{Path, PathBuf};
 
 use model::{Bytes, view::MemoryLimit};
 
+use crate::cgroup::{self, Mount};
 use crate::procfs::{ProcError, read};
 
 /// The most levels that are read. No tree of cgroups is deeper (systemd's and Kubernetes' have
@@ -27,22 +28,24 @@ const NO_LIMIT: Bytes = Bytes(1 << 60);
 
 /// The names of a hierarchy's files.
 struct Hierarchy {
-    mounts: &'static [&'static str],
+    mount: &'static Mount,
     limits: &'static [&'static str],
     usage: &'static str,
     /// The page cache, and the part of it that is memory without a file on disk.
     cache: [&'static str; 2],
 }
 
-const V1: Hierarchy = Hierarchy {
-    mounts: &["/sys/fs/cgroup/memory"],
+static V1_MOUNT: Mount = Mount::at(&["/sys/fs/cgroup/memory"]);
+
+static V1: Hierarchy = Hierarchy {
+    mount: &V1_MOUNT,
     limits: &["memory.limit_in_bytes"],
     usage: "memory.usage_in_bytes",
     cache: ["total_cache", "total_shmem"],
 };
 
-const V2: Hierarchy = Hierarchy {
-    mounts: &["/sys/fs/cgroup", "/sys/fs/cgroup/unified"],
+static V2: Hierarchy = Hierarchy {
+    mount: &cgroup::V2,
     limits: &["memory.max", "memory.high"],
     usage: "memory.current",
     cache: ["file", "shmem"],
@@ -57,8 +60,7 @@ pub fn of_process(pid: u32) -> Result<Vec<MemoryLimit>, ProcError> {
     let text = read(&path)?;
     let mut found = Vec::new();
     for (hierarchy, group) in text.lines().filter_map(memory_cgroup) {
-        let mount = hierarchy.mounts.iter().map(Path::new);
-        if let Some(mount) = mount.into_iter().find(|mount| mount.join("cgroup.procs").exists()) {
+        if let Some(mount) = hierarchy.mount.dir() {
             found.extend(above(mount, group, hierarchy));
         }
     }

@@ -23,6 +23,7 @@ mod spawn;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -30,8 +31,11 @@ use model::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{
-    Pid, PidfdFlags, WaitOptions, getpid, pidfd_open, pidfd_send_signal, set_child_subreaper,
+    Pid, PidfdFlags, Resource, Rlimit, WaitOptions, getpid, getrlimit, pidfd_open,
+    pidfd_send_signal, set_child_subreaper, setrlimit,
 };
+
+use crate::procfs::{self, ProcError};
 
 pub use rustix::process::Signal;
 pub use spawn::Spawn;
@@ -163,7 +167,7 @@ impl Identity {
 
     /// The resources that this process has used so far; `None`: it is gone.
     pub fn usage(&self) -> Option<Usage> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        let stat = stat_of(self.pid).ok()?;
         let usage = parse_usage(&stat)?;
         parse_stat(&stat).filter(|(_, _, start)| *start == self.start_ticks).map(|_| usage)
     }
@@ -220,6 +224,15 @@ pub fn become_io_flusher() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Raises this process's limit of open files to the most that it may set. Children inherit it.
+///
+/// # Errors
+/// The kernel's.
+pub fn allow_many_files() -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?)
+}
+
 /// Makes orphans among our descendants our children, instead of children of process 1.
 pub fn become_subreaper() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
@@ -260,9 +273,13 @@ pub fn children_of(parent: u32) -> io::Result<Vec<Identity>> {
     Ok(children)
 }
 
+fn stat_of(pid: u32) -> Result<String, ProcError> {
+    procfs::read(Path::new(&format!("/proc/{pid}/stat")))
+}
+
 /// State letter, parent and start time from `/proc/<pid>/stat`.
 fn read_stat(pid: u32) -> Option<(char, u32, u64)> {
-    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    parse_stat(&stat_of(pid).ok()?)
 }
 
 /// The command name may contain spaces and brackets, so fields count from the last `)`.
@@ -293,7 +310,7 @@ fn parse_usage(stat: &str) -> Option<Usage> {
 /// # Errors
 /// The process has ended.
 pub fn waited_for_pages(pid: u32) -> io::Result<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let stat = stat_of(pid).map_err(io::Error::other)?;
     parse_major_faults(&stat).ok_or_else(|| io::Error::other("its stat makes no sense"))
 }
 
@@ -449,6 +466,27 @@ mod tests {
             std::fs::read_to_string(format!("/proc/{}/status", child.identity().pid)).unwrap();
         assert!(status.lines().any(|line| line == "Cpus_allowed_list:\t0"), "{status}");
         child.end(Duration::from_secs(5)).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_calls_itself_by_bytes_that_are_no_text_is_alive_and_counted() {
+        let (mut said, stdout) = io::pipe().unwrap();
+        let script = r"printf '\377)(' > /proc/$$/comm; echo; exec 1>&-; while :; do sleep 1; done";
+        let mut child = Spawn::new("sh").args(["-c", script]).stdout(stdout).spawn().unwrap();
+        io::Read::read_exact(&mut said, &mut [0]).unwrap();
+        let identity = child.identity();
+        assert_eq!(Identity::of(identity.pid), Some(identity));
+        assert!(identity.is_alive() && identity.usage().is_some());
+        let counters = crate::memory_of::Counters::of(identity.pid).unwrap();
+        assert!(counters.anonymous > Bytes::ZERO);
+        child.end(Duration::from_secs(5)).unwrap();
+    }
+
+    #[test]
+    fn the_limit_of_open_files_is_raised_to_the_most_that_it_may_be() {
+        allow_many_files().unwrap();
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(limit.current, limit.maximum);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use model::Bytes;
 
 /// The largest file that is read as a whole; a larger one is not the expected file.
 const MAX_LEN: u64 = 1 << 20;
+/// Nearly all of these files fit into it, and need a single read. They claim a size of zero.
+const USUAL_LEN: usize = 4096;
 
 /// The reason why a file could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -73,12 +75,14 @@ impl ProcError {
     }
 }
 
-/// The whole of a small file.
+/// The whole of a small file. A process may give itself a name of any bytes, so bytes that are no
+/// text are replaced.
 pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
     let failed = |error| ProcError::from_io(path, error);
-    let mut text = String::new();
-    File::open(path).map_err(failed)?.take(MAX_LEN).read_to_string(&mut text).map_err(failed)?;
-    Ok(text)
+    let mut bytes = Vec::with_capacity(USUAL_LEN);
+    File::open(path).map_err(failed)?.take(MAX_LEN).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
 /// `field` (written with its colon) among lines such as `MemFree:   1234 kB`; `None` if there is

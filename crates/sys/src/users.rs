@@ -1,5 +1,9 @@
 //! Users by name, from `/etc/passwd`.
 
+use std::path::Path;
+
+use crate::procfs;
+
 /// The uid of a user given by name or number; `None`: this host has no such name. Names of
 /// directory services are not looked up: their users are given by number.
 #[must_use]
@@ -16,7 +20,7 @@ pub fn uid_of(user: &str) -> Option<u32> {
 #[must_use]
 pub fn user_of_process(pid: u32) -> Option<u32> {
     // The owner of `/proc/PID` is root if the process is not dumpable.
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = procfs::read(Path::new(&format!("/proc/{pid}/status"))).ok()?;
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     uids.split_whitespace().nth(1)?.parse().ok()
 }

@@ -142,6 +142,10 @@ impl Tracked {
 
     /// Handles the messages that have come, and sends the requests that are due. Never blocks.
     pub fn step(&mut self) {
+        // A VM that cannot be tracked yet costs no system call.
+        if matches!(self.phase, Phase::Apart { next } if Instant::now() < next) {
+            return;
+        }
         let began = own_cpu_ns();
         if let Some(ram) = self.attach {
             if let Err(error) = self.step_outside(ram) {
@@ -387,7 +391,6 @@ impl Tracked {
 
     fn try_step(&mut self) -> Result<(), LinkError> {
         match &mut self.phase {
-            Phase::Apart { next } if Instant::now() < *next => Ok(()),
             Phase::Apart { .. } => {
                 self.phase = Phase::Greeting(Box::new(Link::connect(self.process)?));
                 Ok(())
@@ -419,7 +422,6 @@ impl Tracked {
 
     fn step_outside(&mut self, ram: Bytes) -> Result<(), OutsideError> {
         match &mut self.phase {
-            Phase::Apart { next } if Instant::now() < *next => {}
             Phase::Outside(outside) => {
                 outside.step()?;
                 self.retry = FIRST_RETRY;

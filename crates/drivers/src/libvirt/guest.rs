@@ -27,11 +27,11 @@ use crate::journal::UndoRecord;
 /// Timeout of a balloon that is to follow a release.
 const FOLLOWS: Duration = Duration::from_secs(3);
 /// A balloon that keeps its size for this time rests.
+const RESTS: Millis = Millis::secs(1);
 /// The longest wait for the reports that show it. Orders wait meanwhile, for at most
 /// [`crate::ORDER_DEADLINE`].
 const AT_REST: Duration = Duration::from_secs(6);
 const NOT_AT_REST: &str = "libvirt did not report it soon enough";
-const RESTS: Millis = Millis::secs(1);
 const NO_BALLOON: &str = "libvirt's domain has no virtio memballoon";
 const NO_REPORTING: &str = "the domain's memballoon was started without freePageReporting='on'";
 const MOVED_BY_LIBVIRT: &str = "started by libvirt, which must move it itself";
@@ -176,6 +176,7 @@ impl<'a> DomainGuest<'a> {
         if wish.incarnation != self.incarnation {
             return Ok(());
         }
+        self.slot.check_limits(self.process.pid)?;
         let current = domain.current.ok_or(NO_BALLOON)?;
         if domain.is_busy != Some(false) {
             return Err("not while a migration is, or may be, under way".to_owned());

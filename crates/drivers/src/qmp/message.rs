@@ -5,9 +5,9 @@ use std::borrow::Cow;
 
 use model::Bytes;
 use model::words;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::QmpError;
 use super::error::excerpt;
@@ -47,12 +47,19 @@ impl Command {
     /// The command in its wire format, with its end of line.
     #[must_use]
     pub fn to_line(&self, id: u64) -> String {
-        let mut message = json!({"execute": self.name, "id": id});
-        if !self.arguments.is_null() {
-            message["arguments"] = self.arguments.clone();
-        }
-        format!("{message}\n")
+        let message = Line { execute: self.name, arguments: &self.arguments, id };
+        // Text, numbers and their containers always have a form in JSON.
+        serde_json::to_string(&message).unwrap_or_default() + "\n"
     }
+}
+
+/// A command as QEMU reads it.
+#[derive(Serialize)]
+struct Line<'a> {
+    execute: &'static str,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    arguments: &'a Value,
+    id: u64,
 }
 
 /// One line from QEMU. An answer's value is parsed later ([`outcome`]), because as text it is

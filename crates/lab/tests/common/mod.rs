@@ -40,6 +40,19 @@ impl LabDir {
 
     /// The live processes that have this directory on their command line: keeper and QEMUs.
     pub(crate) fn processes(&self) -> Vec<u32> {
+        self.processes_with(|_| true)
+    }
+
+    /// This lab's QEMUs. A process of the lab is none before its `exec`: until then it has the
+    /// command line of its parent.
+    fn guests(&self) -> Vec<u32> {
+        self.processes_with(|line| {
+            let program = line.split('\0').next().unwrap_or_default();
+            program.contains("qemu-system")
+        })
+    }
+
+    fn processes_with(&self, wanted: impl Fn(&str) -> bool) -> Vec<u32> {
         let own = std::process::id();
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -48,8 +61,8 @@ impl LabDir {
             };
             // A zombie has no command line.
             let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let named = String::from_utf8_lossy(&line).contains(self.dir.to_str().unwrap());
-            if named && pid != own {
+            let line = String::from_utf8_lossy(&line);
+            if line.contains(self.dir.to_str().unwrap()) && pid != own && wanted(&line) {
                 found.push(pid);
             }
         }
@@ -69,11 +82,20 @@ impl LabDir {
         remains
     }
 
-    /// Waits until the number of this lab's processes satisfies `enough`.
-    pub(crate) fn wait_for_processes(&self, enough: impl Fn(usize) -> bool) {
+    /// Waits for the first guest, so that the lab holds its directory.
+    pub(crate) fn wait_for_a_guest(&self) {
+        self.wait_until("a guest", || !self.guests().is_empty());
+    }
+
+    /// Waits until no process of this lab is left.
+    pub(crate) fn wait_for_the_end(&self) {
+        self.wait_until("the end", || self.processes().is_empty());
+    }
+
+    fn wait_until(&self, what: &str, come: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !enough(self.processes().len()) {
-            assert!(Instant::now() < deadline, "still {:?}", self.processes());
+        while !come() {
+            assert!(Instant::now() < deadline, "no {what}: {:?}", self.processes());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
