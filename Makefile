@@ -26,10 +26,6 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 INSTALL := $(ROOT) env DEBIAN_FRONTEND=noninteractive apt-get -qy --no-install-recommends install
 LIBVIRTD := libvirt-daemon-system libvirt-clients
 
-# Always named together: another choice would choose other features of their dependencies, and build
-# those again.
-PROGRAMS := $(addprefix -p ,overbook overbook-lab overbook-shim overbook-stand-in overbook-tracer)
-
 SITE := web/dist/site/index.html
 NODE_MODULES := web/node_modules/.package-lock.json
 WEB_SOURCES := $(shell find web/src web/public -type f ! -name api.d.ts) web/index.html web/openapi.json \
@@ -57,7 +53,7 @@ no-skips:
 	@rm -f $(OVERBOOK_SKIPPED)
 
 build: guest web $(PROTOC) ## The binaries, optimised; with the dashboard, if there is Node.js
-	$(RELEASE) build --locked --release $(PROGRAMS)
+	$(RELEASE) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
 
 # Unoptimised, next to the others: for the test of upgrades. It shares all crates but those above the
 # protocol with the tests' own build.
@@ -137,7 +133,6 @@ upgrade-test: build older $(PROTOC) ## Twenty restarts and upgrades under load, 
 
 web-test: build chromium ## The dashboard in Chromium, with a real daemon; as root
 	@$(NODE_IS_THERE) || { echo "web-test: $(NODE_MISSING)" >&2; exit 1; }
-	$(RELEASE) build --locked --release $(PROGRAMS) --example scripted_qemu
 	cd web && OVERBOOK_BIN=$(BIN) npm test --silent
 
 chromium:

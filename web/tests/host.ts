@@ -85,7 +85,7 @@ export class Host {
   async #start(guests: readonly Guest[]): Promise<void> {
     this.#dir = mkdtempSync('/run/overbook-dashboard-');
     const qemu = join(this.#dir, 'qemu-system-x86_64');
-    copyFileSync(join(BIN, 'examples/scripted_qemu'), qemu);
+    copyFileSync(join(BIN, 'overbook-scripted-qemu'), qemu);
     chmodSync(qemu, 0o755);
     for (const [group, name, ...sizes] of guests) {
       mkdirSync(join(this.#dir, group), { recursive: true });

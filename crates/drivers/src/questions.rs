@@ -1,8 +1,6 @@
 //! The queries to QEMU, and the parsing of its answers. One function per query; no state.
 
-use std::collections::BTreeMap;
-
-use model::{BlockStats, Bytes, Migration, words};
+use model::{Bytes, Migration, words};
 use serde_json::{Value, json};
 
 use super::qmp::{Command, QmpClient, QmpError};
@@ -126,28 +124,6 @@ pub(super) fn immovable_in(migrate: &Value) -> Option<String> {
     Some(words::plain(why))
 }
 
-/// The traffic of each disk, by the device's ID or the node's name.
-pub(super) fn block_stats_in(answer: &Value) -> BTreeMap<String, BlockStats> {
-    let disks = answer.as_array().into_iter().flatten().take(MAX_ITEMS);
-    disks.filter_map(|disk| Some((disk_name(disk)?, disk_stats(disk.get("stats")?)))).collect()
-}
-
-fn disk_name(disk: &Value) -> Option<String> {
-    let named = |key| disk.get(key).and_then(Value::as_str).filter(|name| !name.is_empty());
-    let name = named("device").or_else(|| named("node-name")).or_else(|| named("qdev"))?;
-    (name.len() <= MAX_NAME).then(|| words::plain(name))
-}
-
-fn disk_stats(stats: &Value) -> BlockStats {
-    let field = |name| stats.get(name).and_then(Value::as_u64).unwrap_or(0);
-    BlockStats {
-        rd_bytes: Bytes(field("rd_bytes")),
-        wr_bytes: Bytes(field("wr_bytes")),
-        rd_ops: field("rd_operations"),
-        wr_ops: field("wr_operations"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,19 +144,5 @@ mod tests {
         assert_eq!(migration_at(json!({}), "inmigrate"), Migration::Active);
         assert_eq!(migration_at(json!("x"), "running"), Migration::Unknown);
         assert_eq!(migration_in(&json!({}), &json!(3)), Migration::Unknown);
-    }
-
-    #[test]
-    fn disks_are_listed_by_name_and_nonsense_counts_nothing() {
-        let answer = json!([
-            {"device": "", "node-name": "swap", "stats": {"rd_bytes": 7, "wr_operations": -3}},
-            {"device": "", "stats": {}},
-            {"device": "vda"},
-            5,
-        ]);
-        let stats = block_stats_in(&answer);
-        assert_eq!(stats.len(), 1);
-        assert_eq!(stats["swap"], BlockStats { rd_bytes: Bytes(7), ..BlockStats::default() });
-        assert!(block_stats_in(&json!("x")).is_empty());
     }
 }

@@ -31,8 +31,6 @@ use crate::journal::UndoRecord;
 
 /// Interval at which the evidence about a VM of no group is checked again.
 const JUDGED_AGAIN: Duration = Duration::from_secs(10);
-/// Disks are queried once in this number of periods.
-const BLOCK_EVERY: u64 = 5;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -338,9 +336,6 @@ impl<'a> Session<'a> {
             }
         }
         self.slot.up();
-        if self.periods.is_multiple_of(BLOCK_EVERY) {
-            self.count_blocks().await?;
-        }
         if self.periods.is_multiple_of(slot::CPU_EVERY)
             && let Ok(pid) = self.peer.qemu
         {
@@ -401,13 +396,6 @@ impl<'a> Session<'a> {
             Ok(None) => {}
             Err(error) => self.slot.limit(Mechanism::HostMemory, Some(error.to_string())),
         }
-    }
-
-    async fn count_blocks(&mut self) -> Result<(), QmpError> {
-        let answer = self.client.execute(Command::new("query-blockstats")).await?;
-        let disks = questions::block_stats_in(&answer);
-        self.slot.state().view.block = Some(Reading::new(disks, boot_now()));
-        Ok(())
     }
 
     /// A refusal is a limit of this VM: for example, this host cannot use balloons at all.

@@ -23,7 +23,7 @@ pub(super) const SHOWN_AFTER_END: Millis = Millis::secs(5);
 pub(super) const CPU_EVERY: u64 = 10;
 /// A VM without a limit in its cgroups is looked at again after this time: on a host of 200 VMs,
 /// their cgroups have thousands of files.
-const LIMITS_EVERY: Millis = Millis::secs(10);
+const LIMITS_EVERY: Millis = Millis::secs(30);
 
 /// Reason for the missing data of a VM whose socket has just been found.
 pub(super) const NOT_CONNECTED: &str = "not connected yet";

@@ -45,4 +45,4 @@ pub use shim::ShimVersion;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
 pub use tracking::{AttachSpec, Tracking, TrackingBudget, WorkerReading};
 pub use units::{Bytes, Millis, Time};
-pub use view::{BlockStats, GuestStats, HostReading, HostView, Link, Migration, Reading, VmView};
+pub use view::{GuestStats, HostReading, HostView, Link, Migration, Reading, VmView};

@@ -131,9 +131,6 @@ pub struct VmView {
     /// Why QEMU refuses to migrate the VM; `None`: it does not refuse.
     #[serde(default)]
     pub immovable: Option<String>,
-    /// I/O statistics of each of the VM's disks.
-    #[serde(default)]
-    pub block: Option<Reading<BTreeMap<String, BlockStats>>>,
     /// CPU time of QEMU's cgroup in microseconds since the cgroup was created (`cpu.stat` of
     /// cgroup v2). libvirt and systemd give each VM its own cgroup.
     #[serde(default)]
@@ -197,7 +194,6 @@ impl VmView {
             migration: Migration::Unknown,
             suspended: false,
             immovable: None,
-            block: None,
             cgroup_cpu_us: None,
             memory_limits: None,
             tracking: None,
@@ -304,17 +300,4 @@ pub struct GuestStats {
     /// Programs killed for want of memory since boot.
     #[serde(default)]
     pub oom_kills: Option<u64>,
-}
-
-/// I/O of one disk since QEMU opened it. QEMU counts it, so no guest can falsify it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlockStats {
-    /// Bytes that the guest read.
-    pub rd_bytes: Bytes,
-    /// Bytes that the guest wrote.
-    pub wr_bytes: Bytes,
-    /// Read requests completed.
-    pub rd_ops: u64,
-    /// Write requests completed.
-    pub wr_ops: u64,
 }

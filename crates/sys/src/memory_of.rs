@@ -108,13 +108,22 @@ impl Counters {
     }
 }
 
-/// Reads the counters of one process time and again. The open file belongs to this process, and
+/// Reads the counters of one process time and again. The open files belong to this process, and
 /// never to another one that gets its PID.
+///
+/// `statm` takes a tenth of the time of `status`, and has the resident memory of each kind but
+/// huge pages. While it stays the same, the counters do, too: page tables and swapped memory
+/// hardly change alone. `status` is read all the same after [`Self::MOST_KEPT`] readings.
 #[derive(Debug)]
 pub struct CounterFile {
     path: PathBuf,
-    file: File,
+    status: File,
+    statm: File,
     text: Vec<u8>,
+    /// `statm` at the last reading of `status`.
+    sizes: Vec<u8>,
+    last: Counters,
+    kept: u32,
 }
 
 impl CounterFile {
@@ -122,15 +131,22 @@ impl CounterFile {
     const CAPACITY: usize = 8192;
     /// The file names all groups of the process's user, which may be thousands.
     const MOST: usize = 1 << 20;
+    /// Readings in a row that repeat the last counters.
+    const MOST_KEPT: u32 = 9;
+    /// Seven numbers of at most 20 digits.
+    const SIZES: usize = 7 * 21;
 
-    /// Opens the file of process `pid`.
+    /// Opens the files of process `pid`.
     ///
     /// # Errors
     /// When the process is gone.
     pub fn open(pid: u32) -> Result<Self, ProcError> {
-        let path = PathBuf::from(format!("/proc/{pid}/status"));
-        let file = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
-        Ok(Self { path, file, text: vec![0; Self::CAPACITY] })
+        let dir = PathBuf::from(format!("/proc/{pid}"));
+        let open = |path: &Path| File::open(path).map_err(|error| ProcError::from_io(path, error));
+        let (path, statm) = (dir.join("status"), open(&dir.join("statm"))?);
+        let (status, text) = (open(&path)?, vec![0; Self::CAPACITY]);
+        let (sizes, last, kept) = (Vec::new(), Counters::default(), 0);
+        Ok(Self { path, status, statm, text, sizes, last, kept })
     }
 
     /// The counters now.
@@ -138,8 +154,22 @@ impl CounterFile {
     /// # Errors
     /// When the process is gone, or has no memory because it is a zombie or a kernel thread.
     pub fn read(&mut self) -> Result<Counters, ProcError> {
+        let failed = |error| ProcError::from_io(&self.path, error);
+        let mut sizes = [0; Self::SIZES];
+        let len = self.statm.read_at(&mut sizes, 0).map_err(failed)?;
+        let is_same = self.sizes == sizes[..len] && self.last.hugetlb == Bytes::ZERO;
+        if is_same && self.kept < Self::MOST_KEPT {
+            self.kept += 1;
+            return Ok(self.last);
+        }
+        self.last = self.read_status()?;
+        (self.sizes, self.kept) = (sizes[..len].to_vec(), 0);
+        Ok(self.last)
+    }
+
+    fn read_status(&mut self) -> Result<Counters, ProcError> {
         let len = loop {
-            let len = self.file.read_at(&mut self.text, 0);
+            let len = self.status.read_at(&mut self.text, 0);
             let len = len.map_err(|error| ProcError::from_io(&self.path, error))?;
             if len < self.text.len() || len >= Self::MOST {
                 break len;

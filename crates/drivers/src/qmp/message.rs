@@ -39,7 +39,7 @@ impl Command {
     pub(crate) fn longest_answer(&self) -> usize {
         match self.name {
             // A VM may have hundreds of the items in these lists.
-            "query-blockstats" | "query-memdev" | "query-memory-devices" => MAX_LARGE,
+            "query-memdev" | "query-memory-devices" => MAX_LARGE,
             _ => MAX_LINE,
         }
     }

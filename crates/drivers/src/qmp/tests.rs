@@ -142,7 +142,7 @@ async fn only_what_may_be_large_may_be_longer_than_a_line() {
     let answer = say(&format!(r#"{{"return": "{large}", "id": 2}}"#));
     let script = [Hear, answer, Wait(DEADLINE)];
     let mut client = connect_then(&script).await;
-    let value = client.execute(Command::new("query-blockstats")).await.unwrap();
+    let value = client.execute(Command::new("query-memdev")).await.unwrap();
     assert_eq!(value.as_str().map(str::len), Some(large.len()));
     let mut client = connect_then(&script).await;
     let error = client.execute(Command::new("query-status")).await.unwrap_err();

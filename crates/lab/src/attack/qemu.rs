@@ -70,7 +70,6 @@ fn answer(message: &Value, name: &str) -> Value {
         ("query-memory-size-summary", _) => json!({"base-memory": ram, "plugged-memory": 0}),
         ("query-balloon", _) => json!({"actual": ram}),
         ("query-status", _) => json!({"status": "running"}),
-        ("query-blockstats", _) => json!([]),
         ("qom-list", _) => json!([{"name": "b0", "type": "child<virtio-balloon-pci>"}]),
         (_, "guest-stats-polling-interval") => json!(1),
         (_, "guest-stats") => json!({"stats": {"stat-free-memory": 4096}, "last-update": 0}),

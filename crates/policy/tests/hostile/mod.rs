@@ -155,7 +155,6 @@ impl World {
             pool_part: ram.share(1, 16),
             migration: shown.migration,
             suspended: false,
-            block: None,
             own: None,
             shim: None,
             cgroup_cpu_us: None,

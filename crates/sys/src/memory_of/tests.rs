@@ -236,6 +236,29 @@ fn a_vanished_process_and_a_zombie_are_errors_not_zeroes() {
 }
 
 #[test]
+fn counters_that_are_read_again_follow_the_process_to_its_end() {
+    let _alone = alone();
+    let mut file = CounterFile::open(std::process::id()).unwrap();
+    let before = file.read().unwrap();
+    let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+    let after = file.read().unwrap();
+    assert!(after.anonymous >= before.anonymous.plus(Bytes::mib(48)), "{before:?} {after:?}");
+    drop(block);
+
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut file = CounterFile::open(child.id()).unwrap();
+    for _ in 0..3 * CounterFile::MOST_KEPT {
+        file.read().unwrap();
+    }
+    child.kill().unwrap();
+    let identity = crate::process::Identity::of(child.id()).unwrap();
+    assert!(identity.wait_for(Duration::from_secs(60)).unwrap());
+    assert!(matches!(file.read(), Err(ProcError::Missing { .. })), "a zombie has no memory");
+    child.wait().unwrap();
+    assert!(matches!(file.read(), Err(ProcError::Gone { .. })));
+}
+
+#[test]
 fn status_with_absurd_values_is_refused() {
     let path = Path::new("/proc/1/status");
     let text = "RssAnon: -5 kB\nRssShmem: 0 kB\nVmPTE: 1 kB\n";
