@@ -181,6 +181,10 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     until("it is overloaded", &[&a, &b], || {
         rows(&a, "overloads").iter().any(|row| row["severity"] == "sustained")
     });
+    let places = a.asks(&["cluster", "place", &hungry().group, "--json"]).unwrap();
+    let of_group =
+        |host| places.as_array().unwrap().iter().find(|row| row["host"] == host).unwrap();
+    assert_eq!((&of_group("a")["vms"], &of_group("b")["vms"]), (&1.into(), &0.into()), "{places}");
     let mut controller =
         Some(start(&controls, &["controller"], &dir.path().join("controller.log")));
     until("it is to be moved", &[&a, &b], || !rows(&b, "migrations").is_empty());

@@ -180,15 +180,16 @@ impl Slot {
     /// # Errors
     /// There is one; the size was chosen without it.
     pub(super) fn check_limits(&self, pid: u32) -> Result<(), String> {
-        let found = sys::memory_limits::of_process(pid).unwrap_or_default();
+        // The next reading tells why they cannot be read.
+        self.meet_limits(sys::memory_limits::of_process(pid).unwrap_or_default())
+    }
+
+    fn meet_limits(&self, found: Vec<MemoryLimit>) -> Result<(), String> {
         let known = &mut self.state().view.memory_limits;
         let had_any = known.as_ref().is_some_and(|known| !known.value.is_empty());
-        let Some(first) = found.first() else { return Ok(()) };
-        if had_any {
-            return Ok(());
-        }
+        let Some(first) = found.first().filter(|_| !had_any) else { return Ok(()) };
         let MemoryLimit { cgroup, file, limit, .. } = first;
-        let why = format!("its cgroup {cgroup} has a limit of {limit} ({file}) since a moment ago");
+        let why = format!("its cgroup {cgroup} has got a limit of {limit} ({file})");
         *known = Some(Reading::new(found, boot_now()));
         Err(why)
     }
@@ -216,6 +217,23 @@ pub(super) fn unknown_vm(why: String) -> VmView {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_that_has_appeared_keeps_a_balloon_from_changing_once() {
+        let (slot, _inbox) = Slot::new("/s".into());
+        let limit = MemoryLimit {
+            cgroup: "/machine.slice".into(),
+            file: "memory.max".into(),
+            limit: Bytes::mib(512),
+            used: Bytes::mib(200),
+        };
+        assert_eq!(slot.meet_limits(Vec::new()), Ok(()));
+        let why = slot.meet_limits(vec![limit.clone()]).unwrap_err();
+        assert_eq!(why, "its cgroup /machine.slice has got a limit of 512 MiB (memory.max)");
+        let known = slot.state().view.memory_limits.clone().unwrap();
+        assert_eq!(known.value, [limit.clone()], "the next size is chosen with it");
+        assert_eq!(slot.meet_limits(vec![limit]), Ok(()));
+    }
 
     #[test]
     fn a_newer_wish_replaces_the_older() {

@@ -289,7 +289,7 @@ impl OverloadWatch {
             if answered + dropped > last.answered + last.dropped {
                 self.moved |= host == 1;
                 let at = sample.arrived.saturating_duration_since(self.begun).as_secs_f64();
-                let mean_us = number("mean_us").unwrap_or(0.0);
+                let mean_us = number("mean_us").unwrap_or(f64::NAN);
                 self.rows.push(OverloadRow { at, answered, dropped, mean_us });
             }
         }

@@ -52,6 +52,9 @@ pub struct VmReport {
     /// Why the VM cannot be moved; `None`: it can.
     #[serde(default, deserialize_with = "maybe_of_others")]
     pub immovable: Option<String>,
+    /// Memory that the VM saves by shared pages; for people.
+    #[serde(default)]
+    pub saved: Bytes,
 }
 
 /// Shares of the time in which a VM is overloaded, in thousandths.

@@ -85,6 +85,7 @@ impl fmt::Display for DedupSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::LendSpec;
 
     #[test]
     fn of_a_page_among_four_a_quarter_is_a_vms_part() {
@@ -107,7 +108,7 @@ mod tests {
         assert!(worker.pool.is_zero());
         let group = r#"{"policy": "fair", "vms": [], "budget": null, "limits": {}}"#;
         let group: crate::GroupSpec = serde_json::from_str(group).unwrap();
-        assert_eq!((group.dedup, group.lend), (DedupSpec::Off, false));
+        assert_eq!((group.dedup, group.lend), (DedupSpec::Off, LendSpec::Open(false)));
         let plan = r#"{"at": 1, "mode": "observe", "groups": {}, "vms": {}, "host": []}"#;
         let plan: crate::Plan = serde_json::from_str(plan).unwrap();
         assert!(plan.scans.is_empty() && plan.loans.is_empty());

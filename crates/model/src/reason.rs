@@ -286,7 +286,7 @@ pub enum Reason {
         sign: Pressure,
     },
     /// One of the two groups has withdrawn its consent, or no longer exists.
-    #[error("one of the two groups takes no part in lending any more (`lend = true`)")]
+    #[error("one of the two groups takes no part in lending any more, or lends to others (`lend`)")]
     LoanNotConsented,
 
     // --- how fast identical pages are looked for -----------------------------------------------

@@ -260,9 +260,40 @@ pub struct GroupSpec {
     /// Whether the host pages out memory that the group's VMs do not touch.
     #[serde(default)]
     pub cold: ColdSpec,
-    /// Whether the group lends idle surplus to other groups that consent too, and borrows theirs.
+    /// The groups to which the group lends idle surplus, and from which it borrows theirs.
     #[serde(default)]
-    pub lend: bool,
+    pub lend: LendSpec,
+}
+
+/// The groups among which a group lends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum LendSpec {
+    /// `true`: all groups that say `true`; `false`: none.
+    Open(bool),
+    /// The groups that name the same circle: the parts of one tenant, for example (Kim 2014,
+    /// section 8.3).
+    Circle(String),
+}
+
+impl Default for LendSpec {
+    fn default() -> Self {
+        Self::Open(false)
+    }
+}
+
+impl LendSpec {
+    /// Whether the group lends at all.
+    #[must_use]
+    pub fn takes_part(&self) -> bool {
+        *self != Self::Open(false)
+    }
+
+    /// Whether a group with this setting lends to one with the other.
+    #[must_use]
+    pub fn includes(&self, other: &Self) -> bool {
+        self.takes_part() && self == other
+    }
 }
 
 /// Limits as written; a missing limit follows from the VM.

@@ -19,6 +19,7 @@ mod launch;
 mod manager;
 pub mod member;
 mod move_news;
+pub(crate) mod placement;
 mod report;
 pub mod trial;
 pub(crate) mod view;

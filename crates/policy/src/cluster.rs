@@ -283,7 +283,8 @@ mod tests {
     fn vm(promised: u64, given: u64, severity: Severity) -> VmReport {
         let (promised, given) = (Bytes::mib(promised), Bytes::mib(given));
         let (group, paged, rates) = ("web".into(), 1 << 20, None);
-        VmReport { group, promised, given, severity, paged, rates, immovable: None }
+        let (immovable, saved) = (None, Bytes::ZERO);
+        VmReport { group, promised, given, severity, paged, rates, immovable, saved }
     }
 
     fn host(memory: u64, vms: &[(&str, VmReport)]) -> Reading<HostReport> {

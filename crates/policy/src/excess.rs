@@ -351,6 +351,7 @@ mod tests {
             paged: 0,
             rates: Some(model::cluster::OverloadRates { transient: 154, sustained: 6 }),
             immovable: None,
+            saved: Bytes::ZERO,
         }
     }
 

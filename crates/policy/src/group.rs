@@ -44,7 +44,7 @@ impl<'a> Group<'a> {
             Some(Lacking { vm: name.clone(), sign: self.members[shortest].demand()?, amount })
         });
         let held = used.plus(promised).plus(reserve).minus(budget);
-        Party { consents: self.spec.lend, surplus, reserve, held, short, lacking }
+        Party { lend: self.spec.lend.clone(), surplus, reserve, held, short, lacking }
     }
 
     /// Decides the change of every member.
@@ -223,7 +223,7 @@ impl<'a> Group<'a> {
         // Borrowed memory does not spare the group's own idle memory.
         if let Some((shortest, lacking)) = self.unmet() {
             self.unmet_at = now;
-            if self.spec.lend && self.ledger.borrowed.is_zero() {
+            if self.spec.lend.takes_part() && self.ledger.borrowed.is_zero() {
                 self.members[shortest].refuse(Reason::NoLender);
             }
             if returning.is_zero() {

@@ -1,7 +1,7 @@
 //! Lending: one group's idle memory serves another group that is short (Kim 2014 §7.1).
 //!
 //! Only a right moves, the right to physical bytes, from one ledger to another and only between
-//! groups that both take part (`lend = true`). No page ever does: groups share nothing, and see
+//! groups that both take part: all that say `lend = true`, or all that name the same circle. No page ever does: groups share nothing, and see
 //! nothing of each other.
 //!
 //! ```text
@@ -24,6 +24,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
+use model::spec::LendSpec;
 use model::{Bytes, GroupName, Loan, Reason, Time, VmName, reason::Pressure};
 
 use crate::tuning;
@@ -31,8 +32,8 @@ use crate::tuning;
 /// The data about a group that lending needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Party {
-    /// Whether the group takes part.
-    pub(crate) consents: bool,
+    /// The groups that it lends to and borrows from.
+    pub(crate) lend: LendSpec,
     /// Memory that the group's VMs leave unused, its reserve left out; before any loan.
     pub(crate) surplus: Bytes,
     /// The group's own reserve.
@@ -103,7 +104,9 @@ impl Book {
             let idle = idle.get_mut(lender);
             let wanted = wanted.get_mut(&old.borrower);
             let loan = match (parties.get(lender), idle, wanted) {
-                (Some(owner), Some(idle), Some(wanted)) if owner.consents => {
+                (Some(owner), Some(idle), Some(wanted))
+                    if owner.lend.includes(&parties[&old.borrower].lend) =>
+                {
                     let loan = renewed(old, owner, *idle, *wanted);
                     *wanted = wanted.minus(loan.amount);
                     *idle = idle.minus(loan.amount);
@@ -119,6 +122,12 @@ impl Book {
             .collect();
         short.sort_by_key(|(_, _, lacking)| Reverse(lacking.amount));
         for (borrower, wanted, lacking) in short {
+            let lend = &parties[borrower].lend;
+            let mut idle: BTreeMap<&GroupName, &mut Bytes> = idle
+                .iter_mut()
+                .filter(|(name, _)| **name != borrower && parties[**name].lend.includes(lend))
+                .map(|(name, idle)| (*name, idle))
+                .collect();
             extend(borrower, lacking, wanted, &mut idle, &mut loans);
         }
         loans
@@ -127,7 +136,7 @@ impl Book {
     /// The amount that `party` can lend.
     fn idle(&self, name: &GroupName, party: &Party, now: Time) -> Bytes {
         let is_calm = now.since(self.calm_since[name]) >= tuning::LEND_AFTER;
-        if party.consents && is_calm {
+        if party.lend.takes_part() && is_calm {
             party.surplus.minus(party.reserve.max(tuning::UNIT)).floor_mib()
         } else {
             Bytes::ZERO
@@ -143,7 +152,7 @@ fn wanted<'a>(
     let had = |name: &GroupName| -> Bytes {
         last.values().filter(|loan| loan.borrower == *name).map(|loan| loan.amount).sum()
     };
-    let consenting = parties.iter().filter(|(_, party)| party.consents);
+    let consenting = parties.iter().filter(|(_, party)| party.lend.takes_part());
     consenting
         .map(|(name, party)| {
             let lacking = party.lacking.as_ref().map_or(Bytes::ZERO, |lacking| lacking.amount);
@@ -169,20 +178,19 @@ fn ended(old: &Loan, reason: &Reason) -> Loan {
     Loan { borrower: old.borrower.clone(), amount: Bytes::ZERO, reason: reason.clone() }
 }
 
-/// Lends `borrower` up to `wanted` more: from its current lenders, then from groups without a
+/// Lends `borrower` up to `wanted` more of what these groups have `idle`: from its current lenders, then from groups without a
 /// loan, the largest idle amount first.
 fn extend(
     borrower: &GroupName,
     lacking: &Lacking,
     mut wanted: Bytes,
-    idle: &mut BTreeMap<&GroupName, Bytes>,
+    idle: &mut BTreeMap<&GroupName, &mut Bytes>,
     loans: &mut BTreeMap<GroupName, Loan>,
 ) {
     let mut lenders: Vec<(&GroupName, &mut Bytes)> = idle
         .iter_mut()
-        .filter(|(name, _)| **name != borrower)
         .filter(|(name, _)| loans.get(**name).is_none_or(|loan| loan.borrower == *borrower))
-        .map(|(name, idle)| (*name, idle))
+        .map(|(name, idle)| (*name, &mut **idle))
         .collect();
     lenders.sort_by_key(|(name, idle)| (!loans.contains_key(*name), Reverse(**idle)));
     for (lender, idle) in lenders {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Action, Bytes, HostView, Link, Migration, Mode, Plan, Reason, Spec, Time, VmLimits, VmName,
-    VmView, plan::Change,
+    VmView, plan::Change, spec::LendSpec,
 };
 use policy::{Case, Memory, tick, tuning};
 use proptest::{prelude::*, test_runner::TestCaseResult};
@@ -231,7 +231,10 @@ fn loans_are_consented_and_covered(
     let mut lent: BTreeMap<_, Bytes> = BTreeMap::new();
     let mut borrowed: BTreeMap<_, Bytes> = BTreeMap::new();
     for (lender, loan) in plan.loans.iter().filter(|(_, loan)| !loan.amount.is_zero()) {
-        prop_assert!(spec.groups[lender].lend && spec.groups[&loan.borrower].lend, "{loan:?}");
+        prop_assert!(
+            spec.groups[lender].lend.includes(&spec.groups[&loan.borrower].lend),
+            "{loan:?}"
+        );
         prop_assert!(!is_short(view, spec, now), "short host: {loan:?}");
         let sum = borrowed.entry(&loan.borrower).or_default();
         *sum = sum.plus(loan.amount);
@@ -340,7 +343,7 @@ proptest! {
         frames in prop::collection::vec(
             (hostile::frame(hostile::plenty()), hostile::frame(hostile::plenty())), 3..=8),
     ) {
-        spec.groups.get_mut(&"g0".into()).expect("the first group").lend = false;
+        spec.groups.get_mut(&"g0".into()).expect("the first group").lend = LendSpec::Open(false);
         let decisions = |is_changed: bool| {
             let (mut world, mut memory) = (World::new(&spec, rams.clone(), &balloons), Memory::default());
             let mut decisions = Vec::new();

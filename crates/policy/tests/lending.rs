@@ -4,7 +4,7 @@ mod world;
 
 use model::{
     Bytes, DedupSpec, GroupName, GroupSpec, Loan, Mode, NamePattern, Plan, Policy, Reading, Reason,
-    Time,
+    Time, spec::LendSpec,
 };
 use policy::Memory;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ fn world() -> GroupFixture {
         GroupFixture::new(Policy::Demand, None).vm("hungry", 128, 8).vm("owner", 128, 60);
     world.see("hungry").used = Some(Reading::new(Bytes::mib(120), world.now));
     let group = world.spec.groups.get_mut(&"g".into()).expect("the world's group");
-    (group.vms, group.lend) = (vec![NamePattern::new("hungry")], true);
+    (group.vms, group.lend) = (vec![NamePattern::new("hungry")], LendSpec::Open(true));
     let vms = vec![NamePattern::new("owner")];
     let rich = GroupSpec { vms, budget: Some(Bytes::mib(400)), ..group.clone() };
     world.spec.groups.insert("rich".into(), rich);
@@ -87,7 +87,7 @@ fn the_owners_base_comes_back_at_once_while_it_lends() {
 fn without_consent_of_both_nobody_lends_and_a_vm_that_is_short_says_so() {
     for silent in ["g", "rich"] {
         let mut world = world();
-        world.spec.groups.get_mut(&silent.into()).expect("a group").lend = false;
+        world.spec.groups.get_mut(&silent.into()).expect("a group").lend = LendSpec::Open(false);
         let plan = starve(&mut world, 30);
         assert_eq!(plan.loans.len(), 0, "{silent}");
         let refusals = &plan.vms[&"hungry".into()].refusals;

@@ -36,6 +36,7 @@ fn decisions() {
                 paged: 1 << 20,
                 rates: None,
                 immovable: None,
+                saved: Bytes::ZERO,
             };
             (format!("vm-{i}-{j}").into(), vm)
         });

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{Action, Bytes, GroupName, Plan, Spec, VmLimits, VmName};
+use model::{Action, Bytes, GroupName, Plan, Spec, VmLimits, VmName, spec::LendSpec};
 
 use crate::{fake::Nature, guest::Guest, host::Host};
 
@@ -261,17 +261,17 @@ impl Judge {
     /// A group may occupy its budget. A group that lends may also occupy memory that other lending
     /// groups leave unused.
     fn judge_groups(&mut self, host: &Host, spec: &Spec, harms: &mut Vec<Harm>) {
-        let standings: Vec<(&GroupName, bool, Bytes, Bytes)> = spec
+        let standings: Vec<(&GroupName, &LendSpec, Bytes, Bytes)> = spec
             .groups
             .iter()
             .map(|(name, group)| {
                 let (used, budget) = standing(name, host, spec);
-                (name, group.lend, used, budget)
+                (name, &group.lend, used, budget)
             })
             .collect();
         for (name, lends, used, budget) in &standings {
             let others = standings.iter().filter(|(other, ..)| other != name);
-            let lenders = others.filter(|(_, lend, ..)| *lends && *lend);
+            let lenders = others.filter(|(_, lend, ..)| lend.includes(lends));
             let lendable: Bytes = lenders.map(|(.., used, budget)| budget.minus(*used)).sum();
             let over = used.minus(budget.plus(lendable));
             let streak = self.over_for.entry((*name).clone()).or_default();

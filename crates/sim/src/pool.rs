@@ -399,6 +399,7 @@ impl Pool {
                 paged: if self.setting.strategy == Strategy::Migrate { u64::MAX } else { vm.paged },
                 rates: OverloadRates::of(&vm.profile, STEP_S),
                 immovable: None,
+                saved: Bytes::ZERO,
             };
             host.value.vms.insert(vm.name.clone(), report);
         }

@@ -12,7 +12,7 @@ use model::{
     Bytes, ColdSpec, GroupName, GroupSpec, HostView, KsmSpec, Mode, NamePattern, OverloadSpec,
     Plan, Policy, Spec, VmLimits, VmName,
     ports::Clock as _,
-    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
+    spec::{ApiSpec, HostSpec, LendSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 use policy::{Memory, Rules};
 
@@ -128,7 +128,7 @@ impl Scenario {
     #[must_use]
     pub fn lending(mut self, names: impl IntoIterator<Item = &'static str>) -> Self {
         for name in names {
-            self.spec.groups.entry(name.into()).or_default().lend = true;
+            self.spec.groups.entry(name.into()).or_default().lend = LendSpec::Open(true);
         }
         self
     }

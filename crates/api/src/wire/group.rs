@@ -84,7 +84,7 @@ impl GroupStatus {
             used_bytes: ledger.used.0,
             promised_bytes: ledger.promised.0,
             reserve_bytes: ledger.reserve.0,
-            lends: spec.is_some_and(|group| group.lend),
+            lends: spec.is_some_and(|group| group.lend.takes_part()),
             lent_bytes: ledger.lent.0,
             borrowed_bytes: ledger.borrowed.0,
             loans: loans.map(|(lender, loan)| LoanStatus::of(lender, loan)).collect(),

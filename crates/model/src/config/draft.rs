@@ -9,7 +9,7 @@ use super::table::{Located, SourceLocation, TableReader};
 use crate::{
     AttachSpec, Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy,
     TrackingBudget,
-    spec::{DiskSpec, HostSpec, PoolSpec, ShareSpec},
+    spec::{DiskSpec, HostSpec, LendSpec, PoolSpec, ShareSpec},
 };
 
 const ATTACH: [(&str, AttachSpec); 2] = [("on", AttachSpec::On), ("off", AttachSpec::Off)];
@@ -83,7 +83,7 @@ pub(super) struct GroupDraft {
     pub(super) tables: Option<Located<Vec<Located<String>>>>,
     pub(super) free_pages: Option<FreePagesSpec>,
     pub(super) cold: Option<ColdSpec>,
-    pub(super) lend: Option<bool>,
+    pub(super) lend: Option<LendSpec>,
     pub(super) limits: LimitsDraft,
 }
 
@@ -261,7 +261,7 @@ impl GroupDraft {
         let free_pages = [("off", FreePagesSpec::Off), ("lazy", FreePagesSpec::Lazy)];
         set(&mut self.free_pages, table.choice("free_pages", &free_pages));
         set(&mut self.cold, table.cold("cold"));
-        set(&mut self.lend, table.flag("lend"));
+        set(&mut self.lend, table.lend("lend"));
         self.limits.apply(table);
         table.finish();
     }

@@ -17,7 +17,7 @@ use toml::{
 };
 
 use super::Fault;
-use crate::{Bytes, ColdSpec, DedupSpec, PagesPerMs, TrackingBudget};
+use crate::{Bytes, ColdSpec, DedupSpec, PagesPerMs, TrackingBudget, spec::LendSpec};
 
 /// The place of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,6 +203,28 @@ impl<'a> TableReader<'a> {
             return Some(*flag);
         }
         self.wrong_type(key, value, "true or false");
+        None
+    }
+
+    /// `true`, `false`, or the name of a circle of groups. A circle that is called as a flag
+    /// would be written is a mistake.
+    pub(super) fn lend(&self, key: &'static str) -> Option<LendSpec> {
+        let value = self.get(key)?;
+        match value.get_ref() {
+            DeValue::Boolean(all) => return Some(LendSpec::Open(*all)),
+            DeValue::String(text) => {
+                let is_flag = ["true", "false", "yes", "no", "on", "off"].contains(&&**text);
+                if !is_flag {
+                    return Some(LendSpec::Circle(self.text_of(key, value)?.value));
+                }
+                let fault = format!(
+                    "`{key}` is `{text}`: write true or false without quotes, \
+                     or the name of a circle of groups"
+                );
+                self.source.fault(&value.span(), fault);
+            }
+            _ => self.wrong_type(key, value, "true, false or the name of a circle of groups"),
+        }
         None
     }
 

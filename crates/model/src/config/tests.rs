@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, PagesPerMs, Policy,
-    TrackingBudget, spec::ShareSpec,
+    TrackingBudget,
+    spec::{LendSpec, ShareSpec},
 };
 
 const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
@@ -79,7 +80,7 @@ fn every_key_arrives_in_the_spec() {
     assert_eq!(group.attach, crate::AttachSpec::Off);
     assert_eq!(group.free_pages, FreePagesSpec::Lazy);
     assert_eq!(group.cold, ColdSpec::Ahead(20));
-    assert!(group.lend);
+    assert_eq!(group.lend, LendSpec::Open(true));
     let limits = spec.limits_of(&"web-1".into(), group, Bytes::mib(2048));
     assert_eq!((limits.min, limits.base), (Bytes::mib(256), Bytes::mib(512)));
     assert_eq!((limits.max, spec.swap_of(&"web-1".into())), (Bytes::mib(1024), Some(true)));
@@ -132,7 +133,7 @@ overbook.toml:17: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU f
 overbook.toml:18: `vms` must not be empty
 overbook.toml:21: `dedup` is 1001; valid: \"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms
 overbook.toml:22: `free_pages` is \"late\"; valid: off, lazy; did you mean `lazy`?
-overbook.toml:23: `lend` must be true or false, not a text
+overbook.toml:23: `lend` is `yes`: write true or false without quotes, or the name of a circle of groups
 overbook.toml:25: `base` must be more than zero
 overbook.toml:26: `swap` must be true or false, not a text
 overbook.toml:27: `weight` is 0; valid: a whole number from 1 to 1000
@@ -302,7 +303,7 @@ fn what_an_overload_is_can_be_written_and_makes_sense() {
 #[test]
 fn nobody_lends_who_has_not_said_so() {
     let spec = parse_one("[group.a]\nvms = [\"x\"]\n").unwrap();
-    assert!(!spec.groups[&"a".into()].lend);
+    assert!(!spec.groups[&"a".into()].lend.takes_part());
 }
 
 #[test]

@@ -4,13 +4,13 @@
 
 use cluster::records::Records;
 use model::cluster::{ExcessPlan, ExcessSpace};
-use model::{Bytes, Severity, VmName};
+use model::{Bytes, GroupName, Severity, VmName};
 use serde_json::{Value, json};
 
 use super::controller::pool_of;
 use super::table::{Column, table};
 use super::{Format, Name, context::Context, error::CliError, output::Output};
-use crate::pool;
+use crate::pool::{self, placement};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Question {
@@ -24,6 +24,21 @@ pub(super) enum Question {
     Migrations(Format),
     /// Where a VM is, whether it can be moved, and why not
     Explain(Name),
+    /// The host on which one more VM of a group shares the most memory
+    Place(Place),
+}
+
+/// Arguments of `overbook cluster place`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Place {
+    /// The VM's group
+    #[arg(add = super::names::groups())]
+    group: String,
+    /// Memory that the VM is promised, for example 2GiB; by default, the mean of its group
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    #[command(flatten)]
+    format: Format,
 }
 
 pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliError> {
@@ -47,6 +62,38 @@ pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliE
                 CliError::Said(format!("no host of the pool reports a VM {}", vm.name))
             })?;
             shown(vm.format.json, &page, words)
+        }
+        Question::Place(asked) => place(&records, asked),
+    }
+}
+
+fn place(records: &Records, asked: &Place) -> Result<Output, CliError> {
+    let group = GroupName::from(asked.group.as_str());
+    let memory = asked.memory.or_else(|| placement::usual_memory(records, &group));
+    let memory = memory.ok_or_else(|| {
+        let why =
+            "no host of the pool reports a VM of this group, so name its memory: --memory 2GiB";
+        CliError::Said(format!("{group}: {why}"))
+    })?;
+    let places = placement::places(records, &group, memory);
+    let all: Vec<Value> = places.iter().map(|place| json!(place)).collect();
+    if asked.format.json {
+        return Output::json(&all);
+    }
+    let advice = advice(&places, &group, memory);
+    Ok(Output::text(&format!("{advice}\n{}", lines(&all, &PLACES))))
+}
+
+/// The best place in a sentence.
+fn advice(places: &[placement::Place], group: &GroupName, memory: Bytes) -> String {
+    match places.first() {
+        None => "no host of the pool is there".to_owned(),
+        Some(best) if !best.fits => format!("no host has room for {memory}"),
+        Some(best) if best.saves.is_zero() => {
+            format!("{}: it has the most room; a VM of {group} shares nothing yet", best.host)
+        }
+        Some(best) => {
+            format!("{}: a VM of {group} would share some {} there", best.host, best.saves)
         }
     }
 }
@@ -76,6 +123,13 @@ const MIGRATIONS: [(&str, &str); 6] = [
     ("is_withdrawn", "WITHDRAWN"),
     ("source", "SOURCE"),
     ("target", "TARGET"),
+];
+const PLACES: [(&str, &str); 5] = [
+    ("host", "HOST"),
+    ("fits", "FITS"),
+    ("vms", "VMS OF IT"),
+    ("saves", "SHARES"),
+    ("free", "FREE"),
 ];
 
 fn status(records: &Records) -> Value {
@@ -189,13 +243,17 @@ fn rows(
     if is_json {
         return Output::json(&rows);
     }
+    Ok(Output::text(&lines(rows, columns)))
+}
+
+fn lines(rows: &[Value], columns: &[(&'static str, &'static str)]) -> String {
     let titles: Vec<Column> = columns.iter().map(|(_, title)| (*title, false)).collect();
     let cells = |row: &Value| columns.iter().map(|(key, _)| cell(key, &row[*key])).collect();
-    Ok(Output::text(&table(&titles, &rows.iter().map(cells).collect::<Vec<_>>())))
+    table(&titles, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 
 /// The columns of sizes in bytes.
-const SIZES: [&str; 5] = ["memory", "given", "promised", "for_vms", "for_pages"];
+const SIZES: [&str; 7] = ["memory", "given", "promised", "for_vms", "for_pages", "saves", "free"];
 
 fn cell(key: &str, value: &Value) -> String {
     match value {
@@ -229,6 +287,23 @@ mod tests {
     }
 
     #[test]
+    fn the_best_place_is_told_in_a_sentence() {
+        let place = |fits, saves| placement::Place {
+            host: "a".into(),
+            fits,
+            vms: 2,
+            saves: Bytes::mib(saves),
+            free: Bytes::mib(900),
+        };
+        let says = |places: &[placement::Place]| advice(places, &"web".into(), Bytes::mib(512));
+        assert_eq!(says(&[]), "no host of the pool is there");
+        assert_eq!(says(&[place(false, 9)]), "no host has room for 512 MiB");
+        assert_eq!(says(&[place(true, 9)]), "a: a VM of web would share some 9 MiB there");
+        let none = says(&[place(true, 0)]);
+        assert_eq!(none, "a: it has the most room; a VM of web shares nothing yet");
+    }
+
+    #[test]
     fn a_vm_can_move_only_where_there_is_another_host() {
         let mut records = Records::default();
         let vm = |immovable: Option<&str>| VmReport {
@@ -239,6 +314,7 @@ mod tests {
             paged: 0,
             rates: None,
             immovable: immovable.map(str::to_owned),
+            saved: Bytes::ZERO,
         };
         let vms = [("web-1".into(), vm(None)), ("web-3".into(), vm(Some("started by libvirt")))];
         records.reports.insert("a".into(), HostReport { vms: vms.into(), ..HostReport::default() });

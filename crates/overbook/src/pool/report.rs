@@ -30,6 +30,7 @@ pub(super) fn of(
             paged: paged(name) / PAGES * PAGES,
             rates: rates(tick, name),
             immovable: immovable(name, view, spec, &manager),
+            saved: down(view.dedup.map_or(Bytes::ZERO, |dedup| dedup.value.saved)),
         };
         Some((name.clone(), report))
     });

@@ -81,6 +81,7 @@ mod tests {
             paged: 0,
             rates: None,
             immovable: None,
+            saved: Bytes::ZERO,
         };
         let vms = [
             ("web-1".into(), vm(256, Severity::Sustained)),

@@ -37,7 +37,7 @@ impl Groups {
 
 fn idle(surplus_mib: u64) -> Party {
     Party {
-        consents: true,
+        lend: LendSpec::Open(true),
         surplus: Bytes::mib(surplus_mib),
         reserve: Bytes::mib(20),
         held: Bytes::ZERO,
@@ -130,9 +130,27 @@ fn a_deficit_that_nobody_lent_is_not_covered() {
     assert_eq!(loan(&groups.second(), "rich"), Some(("poor", 10)));
 }
 
+fn circle(name: &str) -> LendSpec {
+    LendSpec::Circle(name.to_owned())
+}
+
+#[test]
+fn a_circle_lends_within_itself_alone() {
+    let within = |name: &str, party: Party| Party { lend: circle(name), ..party };
+    let mut groups = Groups::calm([
+        ("a1", within("a", idle(60))),
+        ("a2", within("a", short(100))),
+        ("b", within("b", idle(600))),
+        ("open", idle(600)),
+    ]);
+    let loans = groups.second();
+    assert_eq!(loan(&loans, "a1"), Some(("a2", 40)));
+    assert_eq!((loan(&loans, "b"), loan(&loans, "open")), (None, None));
+}
+
 #[test]
 fn both_must_consent() {
-    let no = |party: Party| Party { consents: false, ..party };
+    let no = |party: Party| Party { lend: LendSpec::Open(false), ..party };
     assert!(Groups::calm([("rich", no(idle(60))), ("poor", short(10))]).second().is_empty());
     assert!(Groups::calm([("rich", idle(60)), ("poor", no(short(10)))]).second().is_empty());
 }
@@ -140,8 +158,8 @@ fn both_must_consent() {
 #[test]
 fn a_loan_ends_with_the_consent_or_the_existence_of_either_side() {
     let change: [fn(&mut Groups); 3] = [
-        |groups| groups.of("rich").consents = false,
-        |groups| groups.of("poor").consents = false,
+        |groups| groups.of("rich").lend = LendSpec::Open(false),
+        |groups| groups.of("poor").lend = circle("b"),
         |groups| drop(groups.parties.remove(&"poor".into())),
     ];
     for change in change {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use model::{
     Action, Bytes, FreePages, GroupSpec, GuestStats, HostReading, HostView, KsmSpec, Link,
     Migration, Mode, NamePattern, OverloadSpec, Plan, Policy, Reading, Spec, Time, VmName, VmView,
-    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
+    spec::{ApiSpec, HostSpec, LendSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
     tracking::{CurvePoint, Tracking, TrackingCost},
 };
 use proptest::prelude::*;
@@ -353,7 +353,11 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
         Policy::Balance,
         Policy::Balance,
     ]);
-    let lend = prop::bool::weighted(0.7);
+    let lend = prop_oneof![
+        1 => Just(LendSpec::Open(false)),
+        3 => Just(LendSpec::Open(true)),
+        2 => "[ab]".prop_map(LendSpec::Circle),
+    ];
     let group = (policy, prop::option::weighted(0.3, mib(0..3_000)), limits(), lend);
     let groups = prop::collection::vec(group, 1..=3);
     let swap = prop::option::of(prop::bool::weighted(0.8));
