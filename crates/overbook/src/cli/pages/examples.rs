@@ -7,7 +7,7 @@ pub(super) type Example = (&'static str, &'static str);
 type Entry = (&'static str, &'static [Example], &'static [&'static str]);
 
 /// By the command's name in the page's title; `overbook` itself has none.
-const ALL: [Entry; 44] = [
+const ALL: [Entry; 45] = [
     (
         "",
         &[
@@ -67,6 +67,14 @@ const ALL: [Entry; 44] = [
         "cluster-explain",
         &[("overbook cluster explain web-1", "Where web-1 is, and whether it can be moved.")],
         &["cluster", "explain"],
+    ),
+    (
+        "cluster-place",
+        &[(
+            "overbook cluster place web --memory 2GiB",
+            "The hosts for one more VM of web, the best first.",
+        )],
+        &["cluster", "group"],
     ),
     (
         "pki",
