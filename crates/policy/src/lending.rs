@@ -1,8 +1,8 @@
 //! Lending: one group's idle memory serves another group that is short (Kim 2014 §7.1).
 //!
 //! Only a right moves, the right to physical bytes, from one ledger to another and only between
-//! groups that both take part: all that say `lend = true`, or all that name the same circle. No page ever does: groups share nothing, and see
-//! nothing of each other.
+//! groups that both take part: all that say `lend = true`, or all that name the same circle. No
+//! page ever does: groups share nothing, and see nothing of each other.
 //!
 //! ```text
 //! idle (lender)   = surplus − reserve, once none of its VMs has been short for LEND_AFTER
@@ -178,8 +178,8 @@ fn ended(old: &Loan, reason: &Reason) -> Loan {
     Loan { borrower: old.borrower.clone(), amount: Bytes::ZERO, reason: reason.clone() }
 }
 
-/// Lends `borrower` up to `wanted` more of what these groups have `idle`: from its current lenders, then from groups without a
-/// loan, the largest idle amount first.
+/// Lends `borrower` up to `wanted` more of what these groups have `idle`: from its current lenders,
+/// then from groups without a loan, the largest idle amount first.
 fn extend(
     borrower: &GroupName,
     lacking: &Lacking,

@@ -2,10 +2,10 @@
 //! VMs of a group belong together).
 //!
 //! **Idea.** Only VMs of one group share pages, so a VM shares nothing on a host without its group.
-//! Where `n` VMs of the group have saved `s` bytes, one of `n` copies of each page is left: one more
-//! VM saves about `s / (n - 1)`. Where one VM of the group runs, the mean over the other hosts is
-//! assumed. Measured savings count, and no tables: a table only proposes pages, and the pages that
-//! it knows are among those that were merged.
+//! Where `n` VMs of the group have saved `s` bytes, one of `n` copies of each page is left, so one
+//! more VM saves about `s / (n - 1)`. Where one VM of the group runs, the mean over the other hosts
+//! is assumed. Measured savings count, and no tables: a table only proposes pages, and the pages
+//! that it knows are among those that were merged.
 //!
 //! **Leaves out.** Loads of CPUs and networks. The caller starts the VM.
 

@@ -3,8 +3,8 @@
 //!
 //! `overbook-scripted-qemu NAME SOCKET RAM USED AVAILABLE SWAP`: sizes are in MiB. The process
 //! occupies USED of its RAM, tells AVAILABLE as the guest's, and counts SWAP MiB a second as
-//! swapped in. The program must lie under a name of QEMU's, such as `qemu-system-x86_64`. It ends with its
-//! standard input.
+//! swapped in. The program must lie under a name of QEMU's, such as `qemu-system-x86_64`. It ends
+//! with its standard input.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
