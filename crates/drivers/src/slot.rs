@@ -180,7 +180,7 @@ impl Slot {
     /// # Errors
     /// There is one; the size was chosen without it.
     pub(super) fn check_limits(&self, pid: u32) -> Result<(), String> {
-        // The next reading tells why they cannot be read.
+        // A process whose limits cannot be read has ended.
         self.meet_limits(sys::memory_limits::of_process(pid).unwrap_or_default())
     }
 

@@ -75,9 +75,10 @@ impl Counters {
     /// Reads the counters once, in about 20 µs at any size of the process.
     ///
     /// # Errors
-    /// As of [`CounterFile`].
+    /// When the process is gone, or has no memory because it is a zombie or a kernel thread.
     pub fn of(pid: u32) -> Result<Self, ProcError> {
-        CounterFile::open(pid)?.read()
+        let path = PathBuf::from(format!("/proc/{pid}/status"));
+        Self::parse(&path, &read(&path)?)
     }
 
     fn parse(path: &Path, text: &str) -> Result<Self, ProcError> {
@@ -111,9 +112,10 @@ impl Counters {
 /// Reads the counters of one process time and again. The open files belong to this process, and
 /// never to another one that gets its PID.
 ///
-/// `statm` takes a tenth of the time of `status`, and has the resident memory of each kind but
-/// huge pages. While it stays the same, the counters do, too: page tables and swapped memory
-/// hardly change alone. `status` is read all the same after [`Self::MOST_KEPT`] readings.
+/// `statm` takes a fifth of the time of `status` (1.7 and 9 µs), and has mapped, private and shared
+/// memory. While it stays the same, the counters are taken to stay the same, too. Page tables and
+/// swapped memory may change alone, so `status` is read all the same after [`Self::MOST_KEPT`]
+/// readings. Huge pages are not in `statm`: a process that has some is read anew each time.
 #[derive(Debug)]
 pub struct CounterFile {
     path: PathBuf,

@@ -49,18 +49,19 @@ pub(crate) fn usual_memory(records: &Records, group: &GroupName) -> Option<Bytes
 pub(crate) fn places(records: &Records, group: &GroupName, memory: Bytes) -> Vec<Place> {
     let is_there = |(host, _): &(&HostName, &HostReport)| records.seated.contains(*host);
     let hosts: Vec<_> = records.reports.iter().filter(is_there).collect();
-    let (mut pairs, mut saved) = (0, 0);
+    // VMs other than the first of their host, and the memory that these hosts save.
+    let (mut further, mut saved) = (0, 0);
     for (vms, of_host) in hosts.iter().map(|(_, report)| of_group(report, group)) {
         if vms > 1 {
-            (pairs, saved) = (pairs + vms - 1, saved + of_host.0);
+            (further, saved) = (further + vms - 1, saved + of_host.0);
         }
     }
-    let each = |saved: u64, pairs: usize| saved.checked_div(pairs as u64).unwrap_or(0);
+    let each = |saved: u64, further: usize| saved.checked_div(further as u64).unwrap_or(0);
     let place = |(host, report): (&HostName, &HostReport)| {
         let (vms, of_host) = of_group(report, group);
         let saves = match vms {
             0 => 0,
-            1 => each(saved, pairs),
+            1 => each(saved, further),
             _ => each(of_host.0, vms - 1),
         };
         let given: Bytes = report.vms.values().map(|vm| vm.given).sum();
