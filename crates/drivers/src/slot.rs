@@ -231,7 +231,7 @@ mod tests {
         let why = slot.meet_limits(vec![limit.clone()]).unwrap_err();
         assert_eq!(why, "its cgroup /machine.slice has got a limit of 512 MiB (memory.max)");
         let known = slot.state().view.memory_limits.clone().unwrap();
-        assert_eq!(known.value, [limit.clone()], "the next size is chosen with it");
+        assert_eq!(known.value, std::slice::from_ref(&limit), "the next size is chosen with it");
         assert_eq!(slot.meet_limits(vec![limit]), Ok(()));
     }
 
