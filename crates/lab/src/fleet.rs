@@ -101,6 +101,7 @@ pub fn bad_bytes(lab: &Lab) -> Result<u64, LabError> {
     let mut total = None;
     for machine in lab.machines().iter().filter(verifies) {
         let unproven = || LabError::NothingVerified(machine.spec().name.clone());
+        lab.wait_for("`verify` to begin", VERIFY_LIMIT, |_| Ok(Verified::of(machine).is_some()))?;
         let begun = Verified::of(machine).ok_or_else(unproven)?;
         // One operation verifies one MB, in order. The newest report is at most a second old
         // while the guest lives; the second round makes up for an older one.

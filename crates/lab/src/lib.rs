@@ -74,6 +74,7 @@ mod metrics;
 mod nbd_load;
 mod nbd_servers;
 mod overload;
+mod own_memory;
 pub mod packages;
 mod page;
 mod pinning;

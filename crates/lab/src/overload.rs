@@ -23,7 +23,7 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::Files;
 use crate::metrics::{Follower, Newest};
-use crate::pool::{CONTROLLER, HOSTS, HostPool, PoolSettings};
+use crate::pool::{HOSTS, HostPool, PoolSettings};
 use crate::qmp::QmpLine;
 use crate::remote_swap::{Disk, RemoteSwap};
 use crate::scenario::Context;
@@ -202,21 +202,25 @@ fn pool(
         guest: GUEST,
         given: GIVEN,
         promised: PROMISED,
-        balloon: ["observe", "enforce"],
+        others: &[],
+        budget: PROMISED,
+        balloon: &["observe", "enforce"],
+        host: "",
         overload: &overload,
         pool: "precopy_s = 6\nrest_s = 10",
         members: 1,
     };
-    let mut pool = HostPool::new(lab, far, &settings)?;
+    let mut pool = HostPool::new(lab, &[far.to_owned()], &settings)?;
     if let Some(learned) = learned {
         let text = serde_json::to_vec(&learned).map_err(io::Error::other)?;
         fs::write(lab.dir().join("run/state/learned.json"), text)?;
     }
-    for daemon in 0..HOSTS.len() {
+    let controller = pool.controller();
+    for daemon in 0..controller {
         pool.start(daemon)?;
     }
     if threshold.is_some() {
-        pool.start(CONTROLLER)?;
+        pool.start(controller)?;
     }
     Ok(pool)
 }
@@ -279,7 +283,7 @@ impl OverloadWatch {
     }
 
     fn look(&mut self, swap: &RemoteSwap) -> Result<(), LabError> {
-        for host in 0..HOSTS.len() {
+        for host in 0..self.hosts.len() {
             let Some(sample) = self.hosts[host].get() else { continue };
             let number = |key: &str| sample.value[key].as_f64();
             let (Some(answered), Some(dropped)) = (number("ops"), number("dropped")) else {
@@ -333,7 +337,7 @@ impl OverloadWatch {
     fn have_moved(&mut self) -> Result<(), LabError> {
         let Some(pool) = &self.pool else { return Ok(()) };
         let refused = |error: StoreError| LabError::Io(io::Error::other(error));
-        let [from, to] = HOSTS.map(HostName::from);
+        let [from, to, _] = HOSTS.map(HostName::from);
         let intent = Intent { generation: 1, from, to, group: "pool".into(), is_withdrawn: false };
         let vm = VmName::from(GUEST);
         if let Some(seat) = pool.sit().map_err(refused)? {

@@ -46,6 +46,7 @@ mod meb_balance;
 mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
+mod overdriver_excess;
 mod overdriver_fig5;
 mod overdriver_fig8;
 mod overdriver_pool;
@@ -242,6 +243,7 @@ pub const SCENARIOS: &[Scenario] = &[
     cold_soak::SCENARIO,
     coop_swap::SCENARIO,
     overdriver_table1::SCENARIO,
+    overdriver_excess::SCENARIO,
     overdriver_fig5::SCENARIO,
     overdriver_fig8::SCENARIO,
     overdriver_table2::TABLE_2,

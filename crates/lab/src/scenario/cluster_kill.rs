@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::prelude::*;
 use crate::machine::Files;
-use crate::pool::{CONTROLLER, HostPool, PoolSettings};
+use crate::pool::{HostPool, PoolSettings};
 use crate::remote_swap::{Disk, RemoteSwap};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -40,8 +40,8 @@ const KILLS: u32 = 100;
 const PAUSE_MS: (u64, u64) = (300, 4_000);
 /// The time that a killed process stays down.
 const AWAY_MS: (u64, u64) = (0, 1_500);
-/// Numbers of further processes to kill, after those that [`HostPool`] starts. Members of etcd
-/// follow.
+/// Numbers of the processes to kill, after the daemons. Members of etcd follow.
+const CONTROLLER: usize = 2;
 const WORKER: usize = CONTROLLER + 1;
 const REPOSITORY: usize = CONTROLLER + 2;
 const GUEST: &str = "guest";
@@ -85,12 +85,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest: GUEST,
         given: base,
         promised: max,
-        balloon: ["observe"; 2],
+        others: &[],
+        budget: max,
+        balloon: &["observe"; 2],
+        host: "",
         overload: "interval_s = 2\npages_per_s = 10\nwindow = 2\nsustained = 2",
         pool: "rest_s = 1\nprecopy_s = 4",
         members: 3,
     };
-    let pool = HostPool::new(&lab, &far, &settings)?;
+    let pool = HostPool::new(&lab, &[far], &settings)?;
     let mut watched = WatchedGuest { pool, seen: KillCounts::default() };
     for i in 0..=CONTROLLER {
         watched.pool.start(i)?;

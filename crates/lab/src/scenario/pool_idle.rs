@@ -44,12 +44,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         guest: GUEST,
         given,
         promised,
-        balloon: ["enforce"; 2],
+        others: &[],
+        budget: promised,
+        balloon: &["enforce"; 2],
+        host: "",
         overload: "",
         pool: "",
         members: 1,
     };
-    let mut pool = HostPool::new(&lab, &far, &settings)?;
+    let mut pool = HostPool::new(&lab, &[far], &settings)?;
     pool.start(HOST)?;
     let begun = Instant::now();
     while !is_reported(&read(&pool)?) {
