@@ -53,8 +53,8 @@ pub const TOPICS: &[(&str, &str)] = &[
     ("Disks by NBD", "coop-swap page-server-kill page-server-vs overdriver-table1"),
     (
         "Overload and pools",
-        "overdriver-fig5 overdriver-excess overdriver-fig8 overdriver-table2 overload-demo overdriver-pool \
-         overdriver-thresholds pool-idle cluster-kill",
+        "overdriver-fig5 overdriver-excess overdriver-fig8 overdriver-table2 overload-demo \
+         overdriver-pool overdriver-thresholds pool-idle cluster-kill",
     ),
     ("Known code", "smd-fig1 smd-fig2 smd-fig10 smd-fig11 smd-fig12 smd-saved smd-soak"),
     ("VMs as they run", "attached-accuracy attached-kvm attached-large"),
