@@ -212,6 +212,15 @@ impl RemoteSwap {
         self.ask()?.disks.remove(DISK)
     }
 
+    /// Its counts so far.
+    ///
+    /// # Errors
+    /// The process that serves it does not tell them.
+    pub fn counts(&self) -> Result<DiskReading, LabError> {
+        let why = "the process that serves the disk does not tell its counts";
+        Ok(self.status().ok_or_else(|| std::io::Error::other(why))?)
+    }
+
     /// Waits until its repository is connected.
     pub fn wait_until_connected(&self) -> Result<(), LabError> {
         let connected = || self.status()?.repositories.map(|found| found.connected > 0);

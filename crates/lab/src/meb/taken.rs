@@ -55,17 +55,21 @@ fn shim_s(machine: &Machine) -> Result<f64, LabError> {
     for thread in fs::read_dir(&threads)? {
         let thread = thread?.path();
         // A thread may end meanwhile; it is left out then.
-        let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        let Ok(name) = fs::read_to_string(thread.join("comm")) else { continue };
         if name.starts_with(SHIM_THREADS) && name.trim_end() != FAULT_THREAD {
-            shim_s += run_s(&fs::read_to_string(thread.join("schedstat")).unwrap_or_default());
+            shim_s += match fs::read_to_string(thread.join("schedstat")) {
+                Ok(schedstat) => run_s(&schedstat),
+                Err(_) if thread.exists() => f64::NAN,
+                Err(_) => continue,
+            };
         }
     }
     Ok(shim_s)
 }
 
-/// The first number of `schedstat`: nanoseconds on a CPU, here in seconds.
+/// The first number of `schedstat`: nanoseconds on a CPU, here in seconds; NaN: it is not there.
 fn run_s(schedstat: &str) -> f64 {
-    schedstat.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
+    schedstat.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e9
 }
 
 /// Time that was spent over some windows, in seconds.
@@ -91,11 +95,12 @@ impl Account {
     }
 }
 
-/// The share of the time for which the vCPU waited at traps, at most 1.
+/// The share of the time for which the vCPU waited at traps, at most 1; NaN: it was not sampled
+/// twice.
 fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
     let is_inside = |seen: &&TrackingSample| (from_us..=until_us).contains(&seen.at_us);
     let mut inside = record.seen.iter().filter(is_inside);
-    let Some((first, last)) = inside.next().zip(inside.next_back()) else { return 0.0 };
+    let Some((first, last)) = inside.next().zip(inside.next_back()) else { return f64::NAN };
     let held_us = last.tracking.cost.held_us.saturating_sub(first.tracking.cost.held_us);
     (held_us as f64 / last.at_us.saturating_sub(first.at_us).max(1) as f64).min(1.0)
 }
@@ -153,12 +158,12 @@ mod tests {
         let (second, cpu) = (Duration::from_secs(1), Duration::ZERO);
         let record = Record { seen, lasted: second, cpu, lost: 0, up_ratio: 1.0 };
         assert!((trap_share(&record, 5, 30) - 0.25).abs() < 1e-9);
-        assert!(trap_share(&record, 50, 60).abs() < 1e-9, "nothing was seen");
+        assert!(trap_share(&record, 50, 60).is_nan(), "nothing was seen");
     }
 
     #[test]
     fn cpu_time_of_a_thread_is_the_first_number() {
         assert!((run_s("2500000000 17 3\n") - 2.5).abs() < 1e-9);
-        assert!(run_s("").abs() < 1e-9, "a thread that has just ended");
+        assert!(run_s("").is_nan(), "a kernel that does not count");
     }
 }

@@ -67,7 +67,7 @@ fn course(context: &Context, disk: Disk) -> Result<SwapFigures, LabError> {
     let mut lab = context.start([swap.given_to(guest)])?;
     progress::wait_until_working(&lab)?;
     interrupt::sleep(SETTLE)?;
-    let before = swap.status().unwrap_or_default();
+    let before = swap.counts()?;
     let mut rates = Vec::new();
     let (begun, mut last) = (Instant::now(), sample(&lab)?);
     while begun.elapsed() < MEASURE {
@@ -76,7 +76,7 @@ fn course(context: &Context, disk: Disk) -> Result<SwapFigures, LabError> {
         rates.push(((now.1 - last.1) / (now.0 - last.0).as_secs_f64()).max(1.0));
         last = now;
     }
-    let status = swap.status().unwrap_or_default();
+    let status = swap.counts()?;
     lab.stop()?;
     swap.end()?;
     let near = near_share(&before, &status);

@@ -149,14 +149,15 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<PageLayo
             let what = "merging to end".to_owned();
             return Err(LabError::Timeout { what, limit: MERGE_LIMIT });
         }
-        let pool = worker.report().map_or(0.0, |report| report.pool.as_mib());
-        let saved = before.anonymous_mib - anonymous_mib(&pids)? - pool;
+        let Some(report) = worker.report() else { continue };
+        let saved = before.anonymous_mib - anonymous_mib(&pids)? - report.pool.as_mib();
         if saved > last_change.1 + LITTLE {
             last_change = (Instant::now(), saved);
         }
     }
     let after = OverheadSample::now(&pids, &worker)?;
-    let report = worker.report().unwrap_or_default();
+    let told = worker.report().ok_or_else(|| std::io::Error::other("the worker tells nothing"));
+    let report = told?;
     let mut mappings = 0.0;
     for pid in &pids {
         mappings += pool_maps::mappings(*pid)?.len() as f64;

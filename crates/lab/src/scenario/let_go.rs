@@ -105,7 +105,8 @@ impl Waits {
         let number = program.tell(command)?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
         link.ask(&Request::Status).map_err(of_shim)?;
-        let waited = link.shared().map_or(0, |shared| shared.get(Counter::LongestWaitNs));
+        let counters = link.shared().ok_or_else(|| LabError::Shim("no counters".to_owned()))?;
+        let waited = counters.get(Counter::LongestWaitNs);
         self.longest_ms = self.longest_ms.max(Duration::from_nanos(waited).as_secs_f64() * 1e3);
         program.tell(format!("{undo} {number}").trim_end())?;
         Ok(ms)

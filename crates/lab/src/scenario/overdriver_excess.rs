@@ -3,7 +3,7 @@
 //!
 //! The hosts are directories with real daemons and [`OwnMemory`](crate::own_memory); etcd and the
 //! controller are real, too. The overbooked guest `web` is on the first host, which has no room
-//! for the guest's promise. The other two are alike: each could keep that room, or give it to two
+//! for the guest's promise. The other two are alike: each could keep that room, or give it to three
 //! local guests that page for want of it. The daemons know from the start that `web` is in
 //! sustained overload for a twentieth of the time, which takes hours to learn. The local guests
 //! start once the space is shared out. Then `web` gets a burst of clients.
@@ -45,8 +45,8 @@ const GUEST: &str = "web";
 const GIVEN: Bytes = Bytes::mib(128);
 const PROMISED: Bytes = Bytes::mib(256);
 /// Memory of the three hosts. The first has 64 MiB beyond its guest, the kernel and the reserve.
-/// The others have 368 MiB beyond two local guests: two want 256, and the promise of `web` is 256.
-const MEMORY: [Bytes; 3] = [Bytes::mib(320), Bytes::mib(752), Bytes::mib(752)];
+/// The others have 368 MiB beyond their local guests, which want 384; the promise of `web` is 256.
+const MEMORY: [Bytes; 3] = [Bytes::mib(320), Bytes::mib(880), Bytes::mib(880)];
 const RESERVE: Bytes = Bytes::mib(64);
 /// Working sets in MB: of `web` when calm, more in its burst, and of each local guest.
 const CALM_MB: u32 = 64;
@@ -66,7 +66,7 @@ const POLL: Duration = Duration::from_millis(500);
 /// A change of a balloon that counts.
 const STEP_MIB: f64 = 4.0;
 /// Local guests of each of the two hosts.
-const LOCALS: usize = 2;
+const LOCALS: usize = 3;
 
 /// The pool at one moment. Memory is in MiB, and NaN where there is none.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +106,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         given: GIVEN,
         promised: PROMISED,
         others: &["local-*"],
-        budget: Bytes(4 * PROMISED.0),
+        budget: Bytes((LOCALS as u64 + 1) * PROMISED.0),
         balloon: &["observe", "enforce", "enforce"],
         host: &format!("reserve = \"{}B\"", RESERVE.0),
         overload: "interval_s = 2\npages_per_s = 300\nwindow = 4\nsustained = 3",
@@ -167,7 +167,7 @@ fn learned() -> Learned {
         sustained_overloads: 5,
     };
     let calm = Profile { intervals: 5_000, ..Profile::default() };
-    let names = |host: &&str| [0, 1].map(|n| VmName::from(format!("local-{host}-{n}").as_str()));
+    let names = |host: &&str| [0, 1, 2].map(|n| VmName::from(format!("local-{host}-{n}").as_str()));
     let locals = HOSTS[1..].iter().flat_map(names).map(|name| (name, calm.clone()));
     let profiles = locals.chain([(VmName::from(GUEST), profile)]).collect();
     Learned { profiles, ..Learned::default() }

@@ -70,7 +70,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let own = tempfile::tempdir()?;
     let mut stated = Running::ours(Transport::Unix, &[], own.path(), SIZE.0 >> 20, STATED)?;
     let mut tcp = Running::ours(Transport::Tcp, &[], own.path(), SIZE.0 >> 20, Slow::default())?;
-    let before = swap.status().unwrap_or_default();
+    let before = swap.counts()?;
     let mut rounds = Vec::new();
     for n in 0..ROUNDS {
         context.say(&format!("Round {} of {ROUNDS} ...", n + 1));
@@ -87,7 +87,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         });
         interrupt::sleep(Duration::ZERO)?;
     }
-    let near = near_share(&before, &swap.status().unwrap_or_default());
+    let near = near_share(&before, &swap.counts()?);
     drop((network, stated, tcp));
     swap.end()?;
     Ok(figures(context, &rounds, near))

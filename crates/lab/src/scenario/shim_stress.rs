@@ -265,7 +265,7 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[FuzzerCounts]) {
     let longest = |of: &dyn Fn(&FuzzerCounts) -> f64| tolls.iter().map(of).largest();
     let wait_ms = longest(&|toll| {
         let waits = toll.deeds.counters.values().map(|counters| counters.longest_wait_ns);
-        count(waits.max().unwrap_or(0)) / 1e6
+        waits.max().map_or(f64::NAN, |ns| count(ns) / 1e6)
     });
     add("qemu_wait_ms_max", Figure::new(wait_ms, "ms", "a thread of QEMU's waited for the shim"));
     let give_back_ms = longest(&|toll| toll.longest_give_back.as_secs_f64() * 1000.0);

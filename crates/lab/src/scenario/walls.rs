@@ -166,9 +166,9 @@ impl Attack {
 
 fn note_memory(most: &mut Most, daemon: &Daemon, swap: &RemoteSwap, field: &Field) {
     let mut note = |what, process: Option<Identity>| {
-        let resident = process.and_then(|process| process.usage()).map(|usage| usage.resident);
+        let Some(usage) = process.and_then(|process| process.usage()) else { return };
         let entry = most.entry(what).or_insert(Bytes::ZERO);
-        *entry = (*entry).max(resident.unwrap_or_default());
+        *entry = (*entry).max(usage.resident);
     };
     // The process that keeps the sockets of a group's disks has one child, which serves them.
     let serving = |keeper: Option<Identity>| children_of(keeper?.pid).ok()?.into_iter().next();
