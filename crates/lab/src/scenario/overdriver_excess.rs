@@ -70,7 +70,7 @@ const LOCALS: usize = 3;
 
 /// The pool at one moment. Memory is in MiB, and NaN where there is none.
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct PoolMoment {
     /// Seconds since the overbooked guest opened.
     at: f64,
     /// The host that runs the overbooked guest.
@@ -196,7 +196,7 @@ fn plan(pool: &HostPool) -> ExcessPlan {
     pool.records().map(|records| records.excess).unwrap_or_default()
 }
 
-fn look(pool: &HostPool, keeper: usize, locals: &[Lab], opened: Instant) -> Row {
+fn look(pool: &HostPool, keeper: usize, locals: &[Lab], opened: Instant) -> PoolMoment {
     let mib = |bytes: Option<Bytes>| bytes.map_or(f64::NAN, Bytes::as_mib);
     let all = |lab: &Lab| lab.machines().iter().map(|machine| mib(machine.balloon().ok())).sum();
     let on = (0..pool.dirs.len()).find(|host| pool.runs(*host));
@@ -204,7 +204,7 @@ fn look(pool: &HostPool, keeper: usize, locals: &[Lab], opened: Instant) -> Row 
         let line = QmpLine::new(&Files::new(&pool.dirs[host], GUEST).lab_socket);
         line.with(Qmp::balloon).ok().map(Bytes)
     };
-    Row {
+    PoolMoment {
         at: opened.elapsed().as_secs_f64(),
         on,
         is_decided: pool.records().is_some_and(|records| !records.intents.is_empty()),
@@ -215,23 +215,23 @@ fn look(pool: &HostPool, keeper: usize, locals: &[Lab], opened: Instant) -> Row 
     }
 }
 
-fn add_figures(figures: &mut Figures, rows: &[Row], keeper: usize) {
+fn add_figures(figures: &mut Figures, rows: &[PoolMoment], keeper: usize) {
     let (burst, end) = (OFF.as_secs_f64(), (OFF + BURST).as_secs_f64());
     let decided = rows.iter().position(|row| row.is_decided).unwrap_or(rows.len());
-    let settled: Vec<&Row> =
+    let settled: Vec<&PoolMoment> =
         rows[..decided].iter().filter(|row| row.at >= burst - SETTLED.as_secs_f64()).collect();
-    let of_settled = |of: fn(&Row) -> f64| settled.iter().map(move |row| of(row));
+    let of_settled = |of: fn(&PoolMoment) -> f64| settled.iter().map(move |row| of(row));
     let note = "the least free memory of the host that keeps the space, before the move";
     figures.tell("kept_free_mib", of_settled(|row| row.free).smallest(), "MiB", note);
     let withheld = of_settled(|row| row.other_locals - row.kept_locals).smallest();
     let note = "its local guests have so much less than those of the host that keeps none";
     figures.check("withheld_mib", withheld, "MiB", note, Target::AtLeast(64.0));
 
-    let there: Vec<&Row> = rows.iter().filter(|row| row.on == Some(keeper)).collect();
+    let there: Vec<&PoolMoment> = rows.iter().filter(|row| row.on == Some(keeper)).collect();
     let got = there.iter().filter(|row| row.at <= end).map(|row| row.web).largest();
     figures.tell("got_mib", got, "MiB", "the VM's memory on the host that keeps the space, most");
-    let has_all = |row: &&&Row| row.web >= PROMISED.as_mib() - STEP_MIB;
-    let seconds = |from: Option<&Row>, to: Option<&Row>| match (from, to) {
+    let has_all = |row: &&&PoolMoment| row.web >= PROMISED.as_mib() - STEP_MIB;
+    let seconds = |from: Option<&PoolMoment>, to: Option<&PoolMoment>| match (from, to) {
         (Some(from), Some(to)) => to.at - from.at,
         _ => f64::NAN,
     };
@@ -247,8 +247,8 @@ fn add_figures(figures: &mut Figures, rows: &[Row], keeper: usize) {
     let taken = if taken < STEP_MIB { 0.0 } else { taken };
     figures.tell("taken_mib", taken, "MiB", "taken from its local guests, decision to burst's end");
 
-    let after: Vec<&Row> = there.iter().filter(|row| row.at > end).copied().collect();
-    let gives = |row: &&&Row| row.web <= got - STEP_MIB;
+    let after: Vec<&PoolMoment> = there.iter().filter(|row| row.at > end).copied().collect();
+    let gives = |row: &&&PoolMoment| row.web <= got - STEP_MIB;
     let back = after.iter().find(gives).map_or(f64::NAN, |row| row.at - end);
     figures.tell("back_s", back, "s", "from the burst's end to the first memory back");
     let lost = got - after.last().map_or(f64::NAN, |row| row.web);
@@ -257,8 +257,8 @@ fn add_figures(figures: &mut Figures, rows: &[Row], keeper: usize) {
     figures.tell("gave_back_mib", [lost, gain].into_iter().smallest(), "MiB", note);
 }
 
-fn plot(rows: &[Row], keeper: usize) -> Page {
-    let line = |name: &str, of: fn(&Row) -> f64| {
+fn plot(rows: &[PoolMoment], keeper: usize) -> Page {
+    let line = |name: &str, of: fn(&PoolMoment) -> f64| {
         Line::new(name, rows.iter().map(move |row| (row.at, of(row))))
     };
     let lines = [
@@ -280,12 +280,12 @@ mod tests {
     use super::*;
 
     /// The guest moves 10 s after its burst has begun, and gives back 10 s after it.
-    fn course() -> Vec<Row> {
+    fn course() -> Vec<PoolMoment> {
         let row = |second: u64| {
             let at = second as f64;
             let is_there = second >= 192;
             let is_over = second >= 280;
-            Row {
+            PoolMoment {
                 at,
                 on: Some(if is_there { 2 } else { 0 }),
                 is_decided: second >= 190,
@@ -298,11 +298,11 @@ mod tests {
         (100..390).map(row).collect()
     }
 
-    fn figures(rows: &[Row]) -> Figures {
+    fn figures(rows: &[PoolMoment]) -> Figures {
         Figures::invented(SCENARIO.name, |figures| add_figures(figures, rows, 2))
     }
 
-    fn changed(change: impl Fn(&mut Row)) -> Figures {
+    fn changed(change: impl Fn(&mut PoolMoment)) -> Figures {
         let mut rows = course();
         rows.iter_mut().for_each(change);
         figures(&rows)
@@ -325,9 +325,10 @@ mod tests {
         assert!(!changed(|row| row.other_locals = row.kept_locals).met("withheld_mib"));
         assert!(!changed(|row| row.on = Some(1)).met("got_mib"));
         assert!(!changed(|row| row.is_decided = false).met("got_s"));
-        let fro = |row: &mut Row| row.on = if row.at > 300.0 { Some(1) } else { row.on };
+        let fro = |row: &mut PoolMoment| row.on = if row.at > 300.0 { Some(1) } else { row.on };
         assert!(!changed(fro).met("moves"));
-        let squeezed = |row: &mut Row| row.kept_locals -= if row.at > 195.0 { 50.0 } else { 0.0 };
+        let squeezed =
+            |row: &mut PoolMoment| row.kept_locals -= if row.at > 195.0 { 50.0 } else { 0.0 };
         assert!(!changed(squeezed).met("taken_mib"));
         assert!(!changed(|row| row.kept_locals = 360.0).met("gave_back_mib"));
         assert!(!changed(|row| row.web = f64::NAN).met("gave_back_mib"));
