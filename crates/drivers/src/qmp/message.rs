@@ -47,7 +47,7 @@ impl Command {
     /// The command in its wire format, with its end of line.
     #[must_use]
     pub fn to_line(&self, id: u64) -> String {
-        let message = Line { execute: self.name, arguments: &self.arguments, id };
+        let message = JsonCommand { execute: self.name, arguments: &self.arguments, id };
         // Text, numbers and their containers always have a form in JSON.
         serde_json::to_string(&message).unwrap_or_default() + "\n"
     }
@@ -55,7 +55,7 @@ impl Command {
 
 /// A command as QEMU reads it.
 #[derive(Serialize)]
-struct Line<'a> {
+struct JsonCommand<'a> {
     execute: &'static str,
     #[serde(skip_serializing_if = "Value::is_null")]
     arguments: &'a Value,

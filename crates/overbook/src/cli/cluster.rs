@@ -25,12 +25,12 @@ pub(super) enum Question {
     /// Where a VM is, whether it can be moved, and why not
     Explain(Name),
     /// The host on which one more VM of a group shares the most memory
-    Place(Place),
+    Place(PlaceQuestion),
 }
 
 /// Arguments of `overbook cluster place`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Place {
+pub(super) struct PlaceQuestion {
     /// The VM's group
     #[arg(add = super::names::groups())]
     group: String,
@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliE
     }
 }
 
-fn place(records: &Records, asked: &Place) -> Result<Output, CliError> {
+fn place(records: &Records, asked: &PlaceQuestion) -> Result<Output, CliError> {
     let group = GroupName::from(asked.group.as_str());
     let memory = asked.memory.or_else(|| placement::usual_memory(records, &group));
     let memory = memory.ok_or_else(|| {
@@ -85,7 +85,7 @@ fn place(records: &Records, asked: &Place) -> Result<Output, CliError> {
 }
 
 /// The best place in a sentence.
-fn advice(places: &[placement::Place], group: &GroupName, memory: Bytes) -> String {
+fn advice(places: &[placement::RankedHost], group: &GroupName, memory: Bytes) -> String {
     match places.first() {
         None => "no host of the pool is there".to_owned(),
         Some(best) if !best.fits => format!("no host has room for {memory}"),
@@ -288,14 +288,15 @@ mod tests {
 
     #[test]
     fn the_best_place_is_told_in_a_sentence() {
-        let place = |fits, saves| placement::Place {
+        let place = |fits, saves| placement::RankedHost {
             host: "a".into(),
             fits,
             vms: 2,
             saves: Bytes::mib(saves),
             free: Bytes::mib(900),
         };
-        let says = |places: &[placement::Place]| advice(places, &"web".into(), Bytes::mib(512));
+        let says =
+            |places: &[placement::RankedHost]| advice(places, &"web".into(), Bytes::mib(512));
         assert_eq!(says(&[]), "no host of the pool is there");
         assert_eq!(says(&[place(false, 9)]), "no host has room for 512 MiB");
         assert_eq!(says(&[place(true, 9)]), "a: a VM of web would share some 9 MiB there");

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 /// A host as the place of one more VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Place {
+pub(crate) struct RankedHost {
     pub(crate) host: HostName,
     /// Whether the host has the memory that the VM is promised.
     pub(crate) fits: bool,
@@ -46,7 +46,7 @@ pub(crate) fn usual_memory(records: &Records, group: &GroupName) -> Option<Bytes
 
 /// The hosts that are there, the best first, for a VM of `group` that is promised `memory`: those
 /// where it fits, by the memory that it saves, then by free memory.
-pub(crate) fn places(records: &Records, group: &GroupName, memory: Bytes) -> Vec<Place> {
+pub(crate) fn places(records: &Records, group: &GroupName, memory: Bytes) -> Vec<RankedHost> {
     let is_there = |(host, _): &(&HostName, &HostReport)| records.seated.contains(*host);
     let hosts: Vec<_> = records.reports.iter().filter(is_there).collect();
     // VMs other than the first of their host, and the memory that these hosts save.
@@ -67,9 +67,9 @@ pub(crate) fn places(records: &Records, group: &GroupName, memory: Bytes) -> Vec
         let given: Bytes = report.vms.values().map(|vm| vm.given).sum();
         let free = report.memory.minus(given);
         let saves = Bytes(saves).min(memory);
-        Place { host: host.clone(), fits: free >= memory, vms, saves, free }
+        RankedHost { host: host.clone(), fits: free >= memory, vms, saves, free }
     };
-    let mut places: Vec<Place> = hosts.into_iter().map(place).collect();
+    let mut places: Vec<RankedHost> = hosts.into_iter().map(place).collect();
     places.sort_by_key(|place| Reverse((place.fits, place.saves, place.vms, place.free)));
     places
 }
@@ -110,7 +110,7 @@ mod tests {
 
     fn seen(records: &Records, memory: u64) -> Vec<(String, bool, u64)> {
         let places = places(records, &"web".into(), Bytes::mib(memory));
-        let row = |place: Place| (place.host.to_string(), place.fits, place.saves.0 >> 20);
+        let row = |place: RankedHost| (place.host.to_string(), place.fits, place.saves.0 >> 20);
         places.into_iter().map(row).collect()
     }
 
