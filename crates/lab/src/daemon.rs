@@ -22,7 +22,7 @@ use crate::lab::{Lab, LabError, Machine};
 /// The helper's name in the lab.
 const NAME: &str = "daemon";
 /// Timeout for its first answer after a start.
-const START_LIMIT: Duration = Duration::from_secs(10);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The group of guests that are in none of the daemon's groups: it observes them, and leaves them
 /// alone.

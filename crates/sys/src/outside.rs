@@ -264,6 +264,17 @@ pub fn guest_ram(pid: u32, ram: Bytes) -> Result<Option<Vec<Piece>>, ProcError> 
     Ok(best_fit(private_pieces(pid)?, ram))
 }
 
+impl Piece {
+    /// Its last bytes: as much as `ram`, from a multiple of [`ALIGNED`] on. QEMU has a guard behind
+    /// a piece of RAM, but a mapping below it may adjoin, and comes and goes.
+    fn end(self, ram: Bytes) -> Self {
+        let Range { start, len } = self.range;
+        let end = start + len;
+        let start = (end.saturating_sub(ram.0) / ALIGNED * ALIGNED).max(start);
+        Self { range: Range { start, len: end - start }, ..self }
+    }
+}
+
 /// The smallest piece that holds all of the RAM and little more, or else the largest ones that
 /// hold it together. Any program can reserve more than a host has, so larger pieces are ignored.
 fn best_fit(mut pieces: Vec<Piece>, ram: Bytes) -> Option<Vec<Piece>> {
@@ -273,7 +284,7 @@ fn best_fit(mut pieces: Vec<Piece>, ram: Bytes) -> Option<Vec<Piece>> {
         return None;
     }
     if let Some(piece) = pieces.iter().filter(fits).min_by_key(|piece| piece.range.len) {
-        return Some(vec![*piece]);
+        return Some(vec![piece.end(ram)]);
     }
     pieces.retain(|piece| piece.range.len <= most);
     pieces.sort_unstable_by_key(|piece| std::cmp::Reverse(piece.range.len));
@@ -503,6 +514,20 @@ Rss:                   8 kB\nVmFlags: rd wr \n";
         let with_reserved = [found, vec![reserved]].concat();
         assert_eq!(best_fit(with_reserved, Bytes::mib(512)).unwrap().len(), 2);
         assert_eq!(best_fit(Vec::new(), Bytes::ZERO), None);
+    }
+
+    #[test]
+    fn a_mapping_that_adjoins_guest_ram_is_no_part_of_it() {
+        let maps = "\
+7f0000003000-7f0000200000 rw-p 00000000 00:00 0 \n\
+7f0000200000-7f0004000000 rw-p 00000000 00:00 0 \n\
+7f0004000000-7f0014000000 rw-p 00000000 00:00 0 \n\
+7f0014000000-7f0014001000 ---p 00000000 00:00 0 \n";
+        let ram = |maps: &str| {
+            let found = pieces_in(maps.lines().map(str::to_owned));
+            best_fit(found, Bytes::mib(256)).unwrap()[0].range
+        };
+        assert_eq!(ram(maps), Range { start: 0x7f00_0400_0000, len: 256 << 20 });
     }
 
     #[test]
