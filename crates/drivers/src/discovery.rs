@@ -81,6 +81,7 @@ pub(super) async fn run(shared: Arc<DriverState>, mut places: watch::Receiver<Pl
             let Ok(processes) = spawn_blocking(search).await else { return };
             found.processes = Some(processes);
             is_any_gone |= tasks.follow(&shared, &found);
+            shared.searched();
         }
         if is_due {
             shared.forget_names(identity::has_ended);

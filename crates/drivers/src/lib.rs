@@ -57,7 +57,7 @@ use model::{
 };
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use discovery::{GlobError, Places};
 use host::HostMeter;
@@ -75,6 +75,8 @@ pub use undo::{Released, RestoreError, Undo, Undone, restore_all};
 
 /// Longest time for an order: a stuck QEMU first misses the deadline of its previous command.
 const ORDER_DEADLINE: Duration = Duration::from_secs(10);
+/// Interval at which [`Drivers::first_look`] asks whether all VMs are known.
+const FIRST_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Settings of the drivers.
 pub struct Settings {
@@ -281,6 +283,14 @@ impl Drivers {
         let now: BTreeSet<_> = now.collect();
         self.taken_over.extend(now.difference(&self.balanced).cloned());
         self.balanced = now;
+    }
+
+    /// Waits until all VMs that run now have been looked at, for at most `limit`.
+    pub async fn first_look(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while !self.shared.knows_all() && Instant::now() < end {
+            sleep(FIRST_LOOK_EVERY).await;
+        }
     }
 
     /// Access to the VMs' tasks for the code that moves VMs between hosts.

@@ -11,11 +11,11 @@ use model::{Pauses, VmName, VmView, words};
 use tokio::sync::Semaphore;
 
 use super::libvirt::Domains;
-use super::process_vm;
 use super::proxmox::Proxmox;
 use super::records::Records;
 use super::slot::Slot;
 use super::tenant::Rules;
+use super::{is_first_contact, process_vm};
 
 /// Shared by the loop, the discovery and every VM's task.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(super) struct DriverState {
     pub(super) records: Records,
     /// Whether VMs are released: they are watched, but not changed.
     hands_off: AtomicBool,
+    /// Whether all sockets and processes of the host were searched once.
+    has_searched: AtomicBool,
     /// VMs that are left alone, although others are not.
     pauses: Mutex<Pauses>,
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
@@ -53,12 +55,36 @@ struct Told {
 impl DriverState {
     /// `libvirt`: the socket of `overbook-libvirt`.
     pub(super) fn new(period: Duration, records: Records, libvirt: PathBuf) -> Self {
-        let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
+        let (hands_off, has_searched) = (AtomicBool::new(false), AtomicBool::new(false));
+        let slots = Mutex::default();
         let (rules, lives, pauses) = (Mutex::default(), Mutex::default(), Mutex::default());
         let meetings = Arc::new(Semaphore::new(MEETINGS));
         let domains = Domains::new(libvirt);
         let proxmox = Arc::default();
-        Self { period, records, hands_off, pauses, slots, rules, lives, domains, proxmox, meetings }
+        Self {
+            period,
+            records,
+            hands_off,
+            has_searched,
+            pauses,
+            slots,
+            rules,
+            lives,
+            domains,
+            proxmox,
+            meetings,
+        }
+    }
+
+    /// Notes that all sockets and processes of the host were searched.
+    pub(super) fn searched(&self) {
+        self.has_searched.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether all VMs of the first search have been looked at.
+    pub(super) fn knows_all(&self) -> bool {
+        let is_known = |slot: &Arc<Slot>| !is_first_contact(&slot.state().view.link);
+        self.has_searched.load(Ordering::Relaxed) && self.slots().values().all(is_known)
     }
 
     /// The rules that assign VMs to groups.

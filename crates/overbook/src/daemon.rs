@@ -71,6 +71,8 @@ const ASKS: usize = 16;
 const LENDER_SILENT: Duration = Duration::from_secs(30);
 /// Timeout for helper threads when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// The longest wait for the VMs that run already, before the daemon counts as up.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
 
 /// Runs the daemon until it is asked to end.
 ///
@@ -207,6 +209,9 @@ impl Daemon {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut clock = interval(Duration::from_millis(tuning::PERIOD.0));
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // `overbook status` right after the start shows every VM.
+        self.drivers.first_look(FIRST_LOOK).await;
+        self.publish(&publish);
         notify::ready();
         log::info("up");
         loop {
