@@ -21,6 +21,7 @@
 //! state  lab  keeper  status    many guests: one directory, one parent, one end
 //! daemon                        Overbook itself, as a process that can be killed
 //! etcd                          the store of a pool of hosts, whose members can be killed
+//! pool  takeover  own_memory    several hosts on one machine: directories with real daemons
 //! nbd_load  nbd_servers         page servers, ours and others, under the same load
 //! attack                        neighbours that try to break the isolation of tenants
 //! virtual_host                  an emulated machine with a kernel that has KVM, for the lab

@@ -209,7 +209,8 @@ fn configure(
     let (balloon, given, promised, budget) = (balloon[host], given.0, promised.0, budget.0);
     let (keys, vms) = (settings.host, [&[*guest], *others].concat());
     let text = format!(
-        "[host]\nattach = \"off\"\ngrace_s = 0\nqmp = [\"{shown}/qmp/*.sock\", \"{shown}/{LOCAL}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n{keys}\n\
+        "[host]\nattach = \"off\"\ngrace_s = 0\nstate = \"{shown}/run/state\"\n\
+         qmp = [\"{shown}/qmp/*.sock\", \"{shown}/{LOCAL}/qmp/*.sock\"]\n{keys}\n\
          [mode]\nballoon = \"{balloon}\"\n\
          [api]\nsocket = \"{shown}/run/overbook.sock\"\n\
          [overload]\n{overload}\n\

@@ -267,7 +267,7 @@ pub fn guest_ram(pid: u32, ram: Bytes) -> Result<Option<Vec<Piece>>, ProcError> 
 impl Piece {
     /// Its last bytes: as much as `ram`, from a multiple of [`ALIGNED`] on. QEMU has a guard behind
     /// a piece of RAM, but a mapping below it may adjoin, and comes and goes.
-    fn end(self, ram: Bytes) -> Self {
+    fn ram_at_end(self, ram: Bytes) -> Self {
         let Range { start, len } = self.range;
         let end = start + len;
         let start = (end.saturating_sub(ram.0) / ALIGNED * ALIGNED).max(start);
@@ -284,7 +284,7 @@ fn best_fit(mut pieces: Vec<Piece>, ram: Bytes) -> Option<Vec<Piece>> {
         return None;
     }
     if let Some(piece) = pieces.iter().filter(fits).min_by_key(|piece| piece.range.len) {
-        return Some(vec![piece.end(ram)]);
+        return Some(vec![piece.ram_at_end(ram)]);
     }
     pieces.retain(|piece| piece.range.len <= most);
     pieces.sort_unstable_by_key(|piece| std::cmp::Reverse(piece.range.len));

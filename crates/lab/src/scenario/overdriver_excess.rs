@@ -9,8 +9,8 @@
 //! start once the space is shared out. Then `web` gets a burst of clients.
 //!
 //! The host that keeps the space must have it when the burst comes, and `web` must move there,
-//! once. Its local guests keep all their memory meanwhile. After the burst they get what `web`
-//! gives back.
+//! once. Its local guests keep all their memory meanwhile. After the burst they should get what
+//! `web` gives back.
 
 use model::cluster::ExcessPlan;
 use model::{HostName, Learned, Profile, VmName};
