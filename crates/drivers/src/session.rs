@@ -327,7 +327,9 @@ impl<'a> Session<'a> {
             (migrate, status)
         };
         {
-            let view = &mut self.slot.state().view;
+            let mut state = self.slot.state();
+            state.up();
+            let view = &mut state.view;
             view.migration = Migration::Unknown;
             if let (Ok(migrate), Ok(status)) = (migrate, status) {
                 view.migration = questions::migration_in(&migrate, &status);
@@ -335,7 +337,6 @@ impl<'a> Session<'a> {
                 view.immovable = questions::immovable_in(&migrate);
             }
         }
-        self.slot.up();
         if self.periods.is_multiple_of(slot::CPU_EVERY)
             && let Ok(pid) = self.peer.qemu
         {

@@ -81,6 +81,14 @@ pub(super) struct SlotState {
     wish: Option<BalloonRequest>,
 }
 
+impl SlotState {
+    /// Notes that QEMU answers, under the lock of the readings that it has answered with.
+    pub(super) fn up(&mut self) {
+        self.view.link = Link::Up;
+        self.ended = None;
+    }
+}
+
 impl Slot {
     /// An empty slot, and the receiver of its orders.
     pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<VmOrder>) {
@@ -141,9 +149,7 @@ impl Slot {
 
     /// Notes that QEMU answers.
     pub(super) fn up(&self) {
-        let mut state = self.state();
-        state.view.link = Link::Up;
-        state.ended = None;
+        self.state().up();
     }
 
     /// Notes that QEMU refused an action, or that the action was not tried.

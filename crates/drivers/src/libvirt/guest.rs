@@ -85,6 +85,7 @@ impl<'a> DomainGuest<'a> {
     fn show(&mut self, ReportedDomain { domain, at, .. }: &ReportedDomain) {
         let stats = self.date_stats(domain);
         let mut state = self.slot.state();
+        state.up();
         let view = &mut state.view;
         view.balloon = domain.current.map(|size| Reading::new(size, *at));
         view.deflates_on_oom = domain.has_balloon.then_some(domain.deflates_on_oom);

@@ -1,5 +1,5 @@
-use model::VmName;
 use model::libvirt::{DomainProcess, FromLibvirt, SOCKET_NAME, ToLibvirt};
+use model::{Link, Time, VmName};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
@@ -62,6 +62,26 @@ async fn a_suspended_domain_is_shown_as_such_until_it_is_resumed() {
         guest.look().await.unwrap();
         assert_eq!(slot.state().view.suspended, is_suspended);
     }
+}
+
+#[tokio::test]
+async fn a_domain_is_up_once_it_is_shown_though_libvirt_is_silent() {
+    let (dir, shared, slot) = stage(domain("a", 7));
+    shared.domains.note(Vec::new(), Time(0));
+    let listener = UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+    let runs = Arc::clone(&shared);
+    tokio::spawn(async move { super::super::run(&runs.domains).await });
+    let (requests, mut writer) = listener.accept().await.unwrap().0.into_split();
+    let report = FromLibvirt::Domains { at: boot_now(), domains: vec![domain("a", 7)] };
+    writer.write_all(&line(&report).unwrap()).await.unwrap();
+    shared.domains.of_after(process(7), Time(0)).await.unwrap();
+    let mut guest = DomainGuest::new(&shared, &slot, process(7));
+    let mut requests = BufReader::new(requests).lines();
+    tokio::select! {
+        _ = guest.look() => panic!("it does not wait for the answer"),
+        request = requests.next_line() => assert!(request.unwrap().is_some()),
+    }
+    assert_eq!(slot.state().view.link, Link::Up);
 }
 
 /// The behaviour of a guest's balloon.
