@@ -39,7 +39,7 @@ impl<'a> Group<'a> {
     pub(crate) fn party(&self) -> Party {
         let Ledger { budget, used, promised, reserve, surplus, .. } = self.ledger;
         let short = self.members.iter().find_map(|m| Some((m.name.clone(), m.demand()?)));
-        let lacking = self.unmet().and_then(|(shortest, amount)| {
+        let lacking = self.unmet(self.own_surplus()).and_then(|(shortest, amount)| {
             let GroupVm { name, .. } = &self.members[shortest];
             Some(Lacking { vm: name.clone(), sign: self.members[shortest].demand()?, amount })
         });
@@ -218,12 +218,16 @@ impl<'a> Group<'a> {
 
     /// Hands out the surplus by the group's policy, and collects idle memory for VMs that are
     /// short. A deficit leaves nothing to hand out, but where no grant is `returning`, only idle
-    /// memory can end it.
+    /// memory can end it. The same holds where the host cannot back the surplus.
     fn reprovision(&mut self, returning: Bytes, host: &mut Headroom, rules: Rules, now: Time) {
         // Borrowed memory does not spare the group's own idle memory.
-        if let Some((shortest, lacking)) = self.unmet() {
+        let own = self.own_surplus();
+        let is_relieved = |member: &GroupVm| member.is_relieved && member.is_short();
+        let grantable = host.grantable(self.members.iter().any(is_relieved));
+        if let Some((shortest, lacking)) = self.unmet(own.min(grantable)) {
             self.unmet_at = now;
-            if self.spec.lend.takes_part() && self.ledger.borrowed.is_zero() {
+            let is_over_budget = self.unmet(own).is_some();
+            if is_over_budget && self.spec.lend.takes_part() && self.ledger.borrowed.is_zero() {
                 self.members[shortest].refuse(Reason::NoLender);
             }
             if returning.is_zero() {
@@ -272,14 +276,17 @@ impl<'a> Group<'a> {
             target.map_or(Bytes::ZERO, |target| target.minus(member.target))
         };
         let given: Bytes = self.members.iter().map(given).sum();
-        self.ledger.surplus.minus(self.ledger.borrowed).minus(given)
+        self.own_surplus().minus(given)
     }
 
-    /// The member that is shortest, and the need of all short members beyond the group's own
-    /// surplus.
-    fn unmet(&self) -> Option<(usize, Bytes)> {
-        let own = self.ledger.surplus.minus(self.ledger.borrowed);
-        self.shares(own).map_or_else(|| self.lacking(own), |shares| shares.unmet)
+    /// The surplus without borrowed memory.
+    fn own_surplus(&self) -> Bytes {
+        self.ledger.surplus.minus(self.ledger.borrowed)
+    }
+
+    /// The member that is shortest, and the need of all short members beyond this surplus.
+    fn unmet(&self, surplus: Bytes) -> Option<(usize, Bytes)> {
+        self.shares(surplus).map_or_else(|| self.lacking(surplus), |shares| shares.unmet)
     }
 
     /// Each member's memory above its base by the group's policy with this `surplus`; `None`: the

@@ -86,6 +86,16 @@ impl Headroom {
         self.left
     }
 
+    /// Memory that VMs may be granted, overloaded ones (`is_relieved`) also of the kept memory.
+    /// Nothing is known to be lacking on a host whose memory is unknown.
+    pub(crate) fn grantable(&self, is_relieved: bool) -> Bytes {
+        match self.refusal {
+            Reason::HostUnknown => Bytes(u64::MAX),
+            _ if is_relieved => self.left.plus(self.kept),
+            _ => self.left,
+        }
+    }
+
     /// The reason for no more.
     pub(crate) fn refusal(&self) -> Reason {
         self.refusal.clone()

@@ -1,5 +1,6 @@
 //! Idle memory moves to VMs that are short: from the members with most unused memory, grants
-//! before base.
+//! before base. It does so where the group's budget has no more for them, and where the host has
+//! no more.
 //!
 //! Only *free* memory of the guest is taken, beyond a margin that it keeps. The value of page
 //! cache is only known from a miss-ratio curve, and a guess at it is the most common complaint of

@@ -80,6 +80,19 @@ fn a_swapless_guest_finds_its_base_when_it_wakes() {
 }
 
 #[test]
+fn a_group_within_its_budget_shares_idle_memory_where_the_host_has_no_more() {
+    let idle = Fake::idle("idle").standing_at(256).preallocated();
+    let hungry = Fake::busy("hungry", 190).standing_at(128);
+    let nothing_else = Load::steady(Bytes::ZERO);
+    let full = shop(Policy::Demand, [idle, hungry]).paying("shop", 1_000);
+    let run = full.host(480, 100, nothing_else).run(60);
+    assert_eq!(run.harm_report(), "");
+    assert!(run.seconds.iter().all(|it| it.plan.groups[&"shop".into()].surplus >= Bytes::mib(500)));
+    assert_eq!(swapped_mib(&run, HUNGRY, 59), 0);
+    assert!(run.actual_mib("shop-idle", 59) < 200, "it keeps what it does not use");
+}
+
+#[test]
 fn oscillating_demand_moves_memory_back_and_forth_at_most_five_times_in_ten_minutes() {
     for period in [8, 15, 22, 30, 45, 70] {
         let (low, high) = (Bytes::mib(10), Bytes::mib(96));
