@@ -46,7 +46,7 @@ demo: build ## Six real guests in two groups, without Overbook and with it
 	$(BIN)/overbook lab run quickstart
 
 test: no-skips lint web ## Everything that CI runs
-	@# Many unit tests leave the processors idle. All else is built meanwhile, in that time only.
+	@# Many unit tests wait. The programs and the guide are built in that time, at the lowest priority.
 	@nice -n 19 $(MAKE) --no-print-directory programs docs & built=$$!; \
 		trap "kill $$built 2>/dev/null || :" EXIT; \
 		$(MAKE) --no-print-directory unit; wait $$built
@@ -133,7 +133,7 @@ fuzz: ## Each fuzz target for FUZZ_S (300) seconds, with its corpus
 e2e: build libvirt libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
-programs: build libvirt $(PROTOC) ## What the tests on real guests need, and these tests, without running them
+programs: build libvirt $(PROTOC) ## Programs for the tests on real guests, and these tests; none is run
 	$(CARGO) test --locked --no-run -p overbook-lab -p overbook-tests
 
 upgrade-test: build older $(PROTOC) ## Twenty restarts and upgrades under load, with real guests
