@@ -131,7 +131,7 @@ fuzz: ## Each fuzz target for FUZZ_S (300) seconds, with its corpus
 	done
 
 e2e: build libvirt libvirtd $(PROTOC) ## Tests on real guests, and the architecture's rules
-	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
+	OVERBOOK_BIN=$(BIN) tests/lanes.sh $(CARGO) test --locked
 
 programs: build libvirt $(PROTOC) ## Programs for the tests on real guests, and these tests; none is run
 	$(CARGO) test --locked --no-run -p overbook-lab -p overbook-tests

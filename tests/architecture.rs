@@ -278,6 +278,23 @@ fn the_overview_is_short_and_names_one_file_a_row() {
     }
 }
 
+/// Things that the whole kernel shares, as tests name them.
+const KERNEL_WIDE: [&str; 5] = ["Zram::", "SwapFile::", "Ksm::", "MemoryGroup::", "/proc/swaps"];
+
+#[test]
+fn tests_that_set_what_the_whole_kernel_shares_run_one_after_another() {
+    let script = std::fs::read_to_string(root().join("tests/lanes.sh")).unwrap();
+    let list = script.split_once("KERNEL_WIDE=(").and_then(|(_, rest)| rest.split_once(')'));
+    let lane: Vec<&str> = list.unwrap().0.split_whitespace().collect();
+    let is_there = |name: &&str| root().join(format!("tests/{name}.rs")).is_file();
+    assert!(lane.len() > 5 && lane.iter().all(is_there), "{lane:?}");
+    for (file, text) in sources("tests").into_iter().filter(|(file, _)| file != file!()) {
+        let name = file.trim_start_matches("tests/").split(['/', '.']).next().unwrap();
+        let shares = KERNEL_WIDE.iter().any(|word| text.contains(word));
+        assert!(!shares || lane.contains(&name), "{file} belongs to the first lane of lanes.sh");
+    }
+}
+
 #[test]
 fn the_checks_can_fail() {
     let text = "Edges between crates go one way: `a` ← `b`,\n`c` ← `d`. `e` is apart.";
