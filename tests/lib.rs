@@ -5,8 +5,9 @@
 //! a user has it. Data about a guest comes from QEMU, through the lab's own connection, never
 //! from Overbook.
 //!
-//! **Invariants.** Only one test runs guests at a time ([`TURN`]). Everything ends with the
-//! stage, also when the test panics. If the machine lacks something, [`requires()`] tells it.
+//! **Invariants.** Only one test of a process runs guests at a time ([`TURN`]); `tests/lanes.sh`
+//! runs two such processes. Everything ends with the stage, also when the test panics. If the
+//! machine lacks something, [`requires()`] tells it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
